@@ -7,13 +7,14 @@ BIN    := $(VENV)/bin
 READY  := $(patsubst $(VENV)/.ready-%,%,$(firstword $(wildcard $(VENV)/.ready-*)))
 PAIR   := $(if $(filter 1,$(GPU)),gpu,$(if $(filter env,$(MAKECMDGOALS)),cpu,$(or $(READY),cpu)))
 BOTH   := faiss-cpu faiss-gpu faiss-gpu-cuvs onnxruntime onnxruntime-gpu
-CORES  := $(shell getconf _NPROCESSORS_ONLN)
+# One more than there are cores, since tests often wait for servers and browsers.
+WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 # Rooms whose tests take about a minute together, on two cores.
 QUICK  := tests/test_architecture.py tests/test_docs.py $(addprefix tests/retrieval/,images metrics storage) \
           $(addprefix tests/train/,data input models) $(addprefix tests/serve/,core http)
 # Tests start hundreds of processes, which would compile our modules each time if byte code were not kept.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(CORES) --dist loadfile --no-loadscope-reorder
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Pinned versions with hashes, for every platform and Python; the comments name no address of an index.
 LOCK   := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \

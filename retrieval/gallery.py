@@ -19,7 +19,7 @@ from retrieval.search.index import BuiltIndex, Index, IndexWork, build_index, wo
 from retrieval.search.query import Searcher, SearchOptions
 from retrieval.search.snapshot import Snapshot
 from retrieval.search.where import parse_condition
-from retrieval.searchable import Hit, Item, SearchableGallery
+from retrieval.searchable import Hit, Item, ItemValues, SearchableGallery, item_values
 from retrieval.storage.facets import Facets, count_facets
 from retrieval.storage.identity import probe_pixels
 from retrieval.storage.inventory import inventory
@@ -269,13 +269,13 @@ class Gallery(SearchableGallery):
             for answer in answers
         ]
 
-    def _items_of(self, rows: np.ndarray) -> dict[int, tuple[int, str, str | None, dict[str, Any], str]]:
+    def _items_of(self, rows: np.ndarray) -> dict[int, ItemValues]:
         """Return the values of `Item` by row, without rows whose item was replaced or compacted since."""
         numbers, ids, _ = self._snapshot.facts(rows).tolist()
         found = {item.vector: item for item in self.store.items(ids)}
         path = self.paths.shown
         return {
-            row: (item.id, path(item), item.label, item.metadata, item.key)
+            row: item_values(item, path(item))
             for row, number in zip(rows.tolist(), numbers, strict=True)
             if (item := found.get(number)) is not None
         }
@@ -373,7 +373,7 @@ class Gallery(SearchableGallery):
         condition = parse_condition(where) if where else None
         found, last = list_items(self.store, condition, order, after, limit)
         shown = self.paths.shown
-        return [Item(one.id, shown(one), one.label, one.metadata, one.key) for one in found], last
+        return [Item(*item_values(one, shown(one))) for one in found], last
 
     def facets(self, columns: Sequence[str], where: str | None, limit: int) -> Facets:
         """Return the counts of the values of columns; see `SearchableGallery.facets`."""

@@ -37,6 +37,7 @@ class Item:
         label: Label, if any.
         metadata: Values by column, without the missing ones.
         key: Stable id: the one that the user gave it, or its path.
+        width, height: Image size in pixels; 0 if unknown.
     """
 
     id: int
@@ -44,6 +45,17 @@ class Item:
     label: str | None
     metadata: dict[str, Any] = field(default_factory=dict)
     key: str = ""
+    width: int = 0
+    height: int = 0
+
+
+# The values of an `Item`: making one takes longer than a tuple, and a search makes many.
+ItemValues = tuple[int, str, str | None, dict[str, Any], str, int, int]
+
+
+def item_values(item: StoredItem, path: str) -> ItemValues:
+    """Return the values of an `Item`, whose file is at `path`."""
+    return item.id, path, item.label, item.metadata, item.key, item.width, item.height
 
 
 @dataclass(frozen=True)

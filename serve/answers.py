@@ -22,6 +22,7 @@ class Image:
         label: Label, or None.
         metadata: Metadata by column.
         thumbnail: Path of its thumbnail on the server.
+        width, height: Size in pixels; None if unknown.
     """
 
     id: int
@@ -29,6 +30,8 @@ class Image:
     label: str | None
     metadata: dict[str, Any]
     thumbnail: str
+    width: int | None = None
+    height: int | None = None
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from retrieval.lru_cache import LRUCache
 from retrieval.search.embeddings import StoredEmbeddings
 from retrieval.search.query import SearchOptions, ids_of_names
 from retrieval.search.where import parse_condition
-from retrieval.searchable import Hit, Item, SearchableGallery
+from retrieval.searchable import Hit, Item, SearchableGallery, item_values
 from retrieval.storage.conditions import Column, find_column
 from retrieval.storage.facets import Facets, facet_columns
 from retrieval.storage.identity import has_text
@@ -285,10 +285,11 @@ class StoreGallery(SearchableGallery):
         common = self.ids_of(options.exclude) if options.exclude else []
         excluded = [{*common, *items} for items in own or [()] * len(queries)]
         found = self._searcher.find(queries, options, condition, group_by, excluded)
-        items = self.items(np.unique(np.concatenate([[], *(one.ids for one in found)])).astype(int).tolist())
+        ids = np.unique(np.concatenate([[], *(one.ids for one in found)])).astype(int).tolist()
+        items = {item.id: item_values(item, self.paths.shown(item)) for item in self.stored_items(ids)}
         return [
             [
-                Hit(*_values(items[number]), score)
+                Hit(*items[number], score)
                 for number, score in zip(one.ids.tolist(), one.scores.tolist(), strict=True)
                 if number in items
             ]
@@ -326,7 +327,7 @@ class StoreGallery(SearchableGallery):
         return {item.id: self._item(item) for item in self.stored_items(ids)}
 
     def _item(self, item: StoredItem) -> Item:
-        return Item(item.id, self.paths.shown(item), item.label, item.metadata, item.key)
+        return Item(*item_values(item, self.paths.shown(item)))
 
     def vectors(self, ids: Sequence[int]) -> dict[int, np.ndarray]:
         """Return stored vectors by item id, float32 [D] each; unknown ids are left out."""
@@ -525,7 +526,3 @@ def open_gallery(
     if folders.is_store(Path(folder)):
         return StoreGallery(folder, root=root, runtime=runtime)
     return Gallery(folder, root=root, runtime=runtime)
-
-
-def _values(item: Item) -> tuple[int, str, str | None, dict[str, Any], str]:
-    return item.id, item.path, item.label, item.metadata, item.key

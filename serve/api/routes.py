@@ -350,6 +350,8 @@ def image_fields(item: Item, summary: GallerySummary) -> dict[str, Any]:
         "key": item.key,
         "label": item.label,
         "metadata": item.metadata,
+        "width": item.width or None,
+        "height": item.height or None,
         "thumbnail": summary.thumbnail(item.id),
     }
 

@@ -459,6 +459,8 @@ class Image(BaseModel):
     )
     label: str | None = Field(examples=["red"])
     metadata: dict[str, Any] = Field(examples=[{"price": 12.5}])
+    width: int | None = Field(description="Width in pixels; null if unknown.", examples=[640])
+    height: int | None = Field(description="Height in pixels; null if unknown.", examples=[480])
     thumbnail: str = Field(
         description="URL path of the thumbnail.", examples=["/v1/images/17/thumbnail?v=1b4e28ba"]
     )

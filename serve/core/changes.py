@@ -16,7 +16,7 @@ from retrieval.errors import InputError, LockedError, LookalikeError, StoreError
 from retrieval.ingest.editor import Editor, open_editor
 from retrieval.ingest.uploads import StoredUpload, Upload
 from retrieval.search.where import is_text
-from retrieval.searchable import Item
+from retrieval.searchable import Item, item_values
 from retrieval.storage.records import StoredItem, Value
 from retrieval.text import pluralize
 from serve.core.errors import (
@@ -284,4 +284,4 @@ def _check_disk(service: SearchService, size: int) -> None:
 
 
 def _item(service: SearchService, item: StoredItem) -> Item:
-    return Item(item.id, service.gallery.paths.shown(item), item.label, item.metadata, item.key)
+    return Item(*item_values(item, service.gallery.paths.shown(item)))

@@ -216,15 +216,16 @@ def test_labels_are_compared_on_demand(page: Page, server: Server, gallery: Gall
 
 
 def test_more_results_come_as_the_page_is_scrolled(
-    page: Page, site: Server, galleries: dict[str, Gallery]
+    browser: Browser, site: Server, galleries: dict[str, Gallery]
 ) -> None:
     total = len(galleries["twice"])
-    search_with(page, below(site, "twice"), "?like=3")
-    expect(page.get_by_test_id("status")).to_contain_text(f"of {total} images")
-    page.get_by_test_id("hit").last.scroll_into_view_if_needed()
-    expect_results(page, total - 1)
-    ranks = page.get_by_test_id("hit").evaluate_all("all => all.map(one => Number(one.dataset.rank))")
-    assert ranks == list(range(1, total))
+    with in_a_tab(browser, site, viewport={"width": 420, "height": 400}) as page:
+        search_with(page, below(site, "twice"), "?like=3")
+        expect(page.get_by_test_id("status")).to_contain_text(f"of {total} images")
+        page.get_by_test_id("hit").last.scroll_into_view_if_needed()
+        expect_results(page, total - 1)
+        ranks = page.get_by_test_id("hit").evaluate_all("all => all.map(one => Number(one.dataset.rank))")
+        assert ranks == list(range(1, total))
 
 
 def test_uploads_in_quick_succession_are_all_answered(

@@ -126,13 +126,13 @@ def test_pictures_are_filtered_and_sorted_and_the_address_keeps_it(page: Page, h
     page.locator("#collection .facet li", has_text="red").get_by_role("checkbox").check()
     red = [number for number, item in gallery.items(ids).items() if item.label == "red"]
     expect(cards(page)).to_have_count(len(red))
-    page.get_by_label("Order").select_option("id desc")
+    page.locator("#collection").get_by_label("Order").select_option("id desc")
     expect(cards(page).first).to_have_attribute("data-item", str(red[-1]))
     assert shown(page) == red[::-1]
     expect(page).to_have_url(re.compile(r"tab=gallery.*order=id\+desc.*filter=label(=|%3D)red"))
     page.reload(wait_until="domcontentloaded")
     expect(cards(page).first).to_have_attribute("data-item", str(red[-1]))
-    page.get_by_label("Order").select_option("price")
+    page.locator("#collection").get_by_label("Order").select_option("price")
     expect(cards(page).first).to_have_attribute("data-item", str(red[0]))
     page.go_back()
     expect(cards(page).first).to_have_attribute("data-item", str(red[-1]))

@@ -66,7 +66,8 @@ def _as_told(gallery: Gallery, hits: list[Any]) -> list[dict[str, Any]]:
     """Return hits of `Gallery.find` as the API does."""
     return [
         {"id": hit.id, "key": hit.key, "label": hit.label, "metadata": hit.metadata, "score": hit.score}
-        | {"thumbnail": _thumbnail(gallery, hit.id), "probability": hit.probability}
+        | {"width": 48, "height": 40, "thumbnail": _thumbnail(gallery, hit.id)}
+        | {"probability": hit.probability}
         for hit in hits
     ]
 
@@ -249,7 +250,9 @@ def test_images_are_described_without_their_paths(api: httpx.Client, gallery: Ga
     item = gallery.item(18)
     found = _found(api.get("/v1/images/18"))
     expected = {"id": 18, "key": item.key, "label": item.label, "metadata": item.metadata}
-    assert found == {**expected, "thumbnail": _thumbnail(gallery, 18)}
+    size = {"width": item.width, "height": item.height}
+    assert found == {**expected, **size, "thumbnail": _thumbnail(gallery, 18)}
+    assert size == {"width": 48, "height": 40}
     assert found["metadata"] == {"price": 170}
     thumbnail = api.get(found["thumbnail"])
     assert Image.open(io.BytesIO(thumbnail.content)).size == (240, 200)

@@ -12,5 +12,10 @@ export const part = (root, name) => root.querySelector(`[data-part="${name}"]`);
 /** Show an element, or hide it. */
 export const show = (element, shown) => { element.hidden = !shown; };
 
+/** Let a card of a grid of justified rows have the proportions of its picture, within bounds; a square if unknown. */
+export function proportion(card, {width, height}) {
+  card.style.setProperty('--ratio', width && height ? Math.min(Math.max(width / height, 0.6), 2.2).toFixed(3) : 1);
+}
+
 /** Return a count with its noun, such as "1,335 images". */
 export const plural = (count, noun) => `${count.toLocaleString('en')} ${noun}${count === 1 ? '' : 's'}`;

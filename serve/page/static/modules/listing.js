@@ -2,7 +2,7 @@
 
 import {address} from './address.js';
 import {Actions} from './actions.js';
-import {clone, part, plural, show} from './dom.js';
+import {clone, part, plural, proportion, show} from './dom.js';
 import {Filters} from './filters.js';
 import {fileName} from './results.js';
 import {Selection} from './selection.js';
@@ -79,6 +79,7 @@ export class Pictures {
   #card(item) {
     const card = clone('picture');
     card.dataset.item = item.id;
+    proportion(card, item);
     const image = part(card, 'image');
     image.src = item.thumbnail;
     image.alt = `item ${item.id} · ${item.label ?? 'no label'}`;

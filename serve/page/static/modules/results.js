@@ -1,6 +1,6 @@
 // The hits as a grid that fills the screen; more of them come as it is scrolled.
 
-import {clone, part, show} from './dom.js';
+import {clone, part, proportion, show} from './dom.js';
 
 const AHEAD = '1200px';  // how far below the screen further hits are asked for
 
@@ -47,6 +47,7 @@ export class Results {
 
   #card(hit, labels) {
     const card = clone('hit'), {rank} = hit;
+    proportion(card, hit);
     card.dataset.rank = rank;
     card.dataset.item = hit.id;
     card.dataset.score = hit.score.toFixed(4);

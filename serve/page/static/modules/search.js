@@ -2,7 +2,7 @@
 
 import {address, asks, EMPTY, format, ownViews} from './address.js';
 import {Api} from './api.js';
-import {clone, part, plural, show} from './dom.js';
+import {clone, part, plural, proportion, show} from './dom.js';
 import {Filters} from './filters.js';
 import {takePictures} from './intake.js';
 import * as pictures from './pictures.js';
@@ -251,6 +251,7 @@ class SearchTab {
 
   #example(item) {
     const entry = clone('example');
+    proportion(entry, item);
     const image = part(entry, 'image');
     image.src = item.thumbnail;
     image.alt = `Search with ${item.label ?? fileName(item.key)}`;
