@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
+from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 
 from retrieval.resources import cores
@@ -201,6 +202,7 @@ def _add_page(app: FastAPI, service: SearchService, path: str, names: Sequence[s
     from serve import page
     from serve.page.assets import stylesheet
     from serve.page.event_log import log_event_errors
+    from serve.page.first_paint import FirstPaint
 
     blocks = page.build_page(service, names)
     gr.mount_gradio_app(
@@ -221,6 +223,9 @@ def _add_page(app: FastAPI, service: SearchService, path: str, names: Sequence[s
     )
     # Gradio checks that a file was uploaded by its user only in apps that it launched itself.
     blocks.has_launched = True
-    gradio_app = app.routes[-1].app  # type: ignore[attr-defined]
+    mount = app.routes[-1]
+    assert isinstance(mount, Mount)
+    gradio_app: Any = mount.app
     log_event_errors(gradio_app)
+    mount.app = FirstPaint(gradio_app, service.name)
     return gradio_app

@@ -57,6 +57,7 @@ def opened(page: Page, server: Server) -> Page:
     """Open the server's page and wait until it is ready."""
     page.goto(server.url, wait_until="domcontentloaded")
     expect(page.get_by_test_id("status")).to_contain_text("Drop, paste or choose a picture")
+    expect(page.locator("#first-paint")).to_have_count(0)
     return page
 
 

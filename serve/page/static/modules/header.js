@@ -10,6 +10,7 @@ const THEME = 'lookalike-theme';
  * @param {string[]} tabs Ids of the tabs; the first has no name in the address.
  */
 export function mount(root, tabs) {
+  document.getElementById('first-paint')?.remove();
   part(root, 'galleries')?.addEventListener('change', event => { location.href = event.target.value; });
   const chosen = localStorage.getItem(THEME);
   if (chosen) document.body.classList.toggle('dark', chosen === 'dark');
