@@ -19,7 +19,7 @@ from serve.app import create_app
 from serve.core.examples import examples
 from serve.core.permissions import Permissions
 from serve.core.service import SearchService
-from serve.page.contents import images_or_error, summary
+from serve.page.contents import summary
 from serve.page.statistics import gallery_statistics, statistics_view
 from tests.conftest import draw, lookalike_here
 from tests.retrieval.stores.postgres_server import running
@@ -144,8 +144,6 @@ def test_server_adds_and_removes_at_once(built: Built, shop: Path) -> None:
         assert len(service.gallery) == 24
     gallery = service.gallery
     assert "24" in summary(gallery)
-    assert "<code" not in images_or_error(service, "price < 3", 0)
-    assert "1 to 3 of 3" in images_or_error(service, "price < 3", 0)
     assert len(examples(gallery, 6)) == 6
     counted = gallery_statistics(gallery)
     assert dict(counted.labels.most) == {"red": 8, "green": 8, "blue": 8}
@@ -209,7 +207,7 @@ def test_second_server_shares_the_database(built: Built, model_file: Path, tmp_p
         assert hit["id"] == added["image"]["id"]
 
         built.server.kill()
-        for path in ("/readyz", "/v1/gallery", f"/v1/images/{hit['id']}"):
+        for path in ("/readyz", "/v1/gallery", "/v1/items", f"/v1/images/{hit['id']}"):
             answer = second.get(path)
             assert (answer.status_code, answer.json()["code"]) == (503, "gallery-unavailable"), path
             assert "127.0.0.1" not in answer.json()["detail"]
@@ -220,7 +218,6 @@ def test_second_server_shares_the_database(built: Built, model_file: Path, tmp_p
         assert (changed.status_code, changed.json()["code"]) == (503, "gallery-unavailable")
         assert second.get("/healthz").status_code == 200
         assert 'lookalike_gallery_up{gallery="other.gallery"} 0.0' in second.get("/metrics").text
-        assert "cannot be reached" in images_or_error(services[1], "", 0)
 
         built.server.start()
         assert second.get("/readyz").status_code == 200
