@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import random
 import shutil
 import tarfile
 import threading
-from contextlib import suppress
+import time
 from pathlib import Path
 
 import httpx
@@ -154,24 +155,27 @@ def test_swapped_link_does_not_win_the_race(root: Path) -> None:
         while not over.is_set():
             folder.rename(aside)
             folder.symlink_to(inside)
+            time.sleep(random.random() / 2000)  # else the two threads may keep in step
             folder.unlink()
             aside.rename(folder)
+            time.sleep(random.random() / 2000)
 
     thread = threading.Thread(target=swap)
     thread.start()
     try:
         found: set[bytes] = set()
-        tries = 0
-        while tries < 3000 or not (
-            found or tries == 100_000
-        ):  # on a busy machine the other thread may run for long
-            tries += 1
-            with suppress(ImageError):
+        refused = 0
+        end = time.monotonic() + 30
+        while (refused < 2000 or not found) and time.monotonic() < end:
+            try:
                 found.add(_original(root, content=None).read())
+            except ImageError:
+                refused += 1
     finally:
         over.set()
         thread.join()
     assert found == {IMAGE}
+    assert refused
 
 
 # ---- through the server
