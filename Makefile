@@ -1,4 +1,4 @@
-# make demo | test | quick | env [GPU=1] | lock | test-lowest | bench | gpu-check | experiments     (see README.md and CONTRIBUTING.md)
+# make demo | test | quick | env [GPU=1] | docs | lock | test-lowest | bench | gpu-check | experiments     (see README.md and CONTRIBUTING.md)
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -11,7 +11,7 @@ BOTH   := faiss-cpu faiss-gpu faiss-gpu-cuvs onnxruntime onnxruntime-gpu
 WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 # Rooms whose tests take about a minute together, on two cores.
-QUICK  := tests/test_architecture.py tests/test_docs.py $(addprefix tests/retrieval/,images metrics storage) \
+QUICK  := tests/test_architecture.py tests/test_docs.py tests/e2e/test_site.py $(addprefix tests/retrieval/,images metrics storage) \
           $(addprefix tests/train/,data input models) $(addprefix tests/serve/,core http)
 # Tests start hundreds of processes, which would compile our modules each time if byte code were not kept.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -20,7 +20,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --n
 LOCK   := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
           --no-annotate --upgrade pyproject.toml
 
-.PHONY: env demo test quick lint lock test-lowest bench gpu-check experiments
+.PHONY: env demo test quick lint docs lock test-lowest bench gpu-check experiments
 env: $(VENV)/.ready-$(PAIR)
 
 # The pairs have the same files, so both go before one comes.
@@ -46,6 +46,11 @@ test: lint
 
 quick: lint
 	$(PYTEST) -m "not slow and not browser" $(QUICK)
+
+# The documentation as a site, build/docs/html/index.html.
+docs: env
+	$(BIN)/python docs/site build/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --config-file build/docs/mkdocs.yml
 
 lock: env
 	$(LOCK) --extra cpu --output-file requirements/search.txt

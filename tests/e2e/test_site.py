@@ -1,0 +1,101 @@
+"""The documentation as a site: built without a warning, complete, and without requests to other hosts."""
+
+from __future__ import annotations
+
+import html
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import click
+import pytest
+from playwright.sync_api import Browser
+
+from retrieval.cli import COMMANDS, cli
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the built site.
+
+    The build fails for a broken link or anchor, and for a page outside the navigation.
+    """
+    source = tmp_path_factory.mktemp("docs") / "source"
+    subprocess.run([sys.executable, ROOT / "docs" / "site", source], cwd=ROOT, check=True)
+    build = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--config-file", source / "mkdocs.yml"]
+    done = subprocess.run(build, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return source / "html"
+
+
+class Silent(SimpleHTTPRequestHandler):
+    """Handler that logs nothing."""
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+@pytest.fixture
+def address(site: Path) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=str(site))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def words(page: Path) -> str:
+    """Return the visible text of a page, with single spaces."""
+    text = re.sub(r"<(script|style).*?</\1>", "", page.read_text(), flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", "", text)).split())
+
+
+def test_every_command_has_a_page_with_all_its_options(site: Path) -> None:
+    def options(command: click.Command) -> Iterator[str]:
+        for parameter in command.params:
+            if isinstance(parameter, click.Option) and not parameter.hidden:
+                yield max(parameter.opts, key=len)
+        if isinstance(command, click.Group):
+            for part in command.commands.values():
+                yield from options(part)
+
+    number = 0
+    for name in COMMANDS:
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        text = words(site / "commands" / f"{name}.html")
+        expected = set(options(command))
+        number += len(expected)
+        assert not {option for option in expected if option not in text}, name
+    assert number > 200
+
+
+def test_no_help_text_is_left_unrendered(site: Path) -> None:
+    """Marks of click and of Markdown do not reach the reader."""
+    for page in (site / "commands").iterdir():
+        assert not re.search(r"\x08|\x0c|```|\\[_*<\[]|\]\(|&lt;", words(page)), page.name
+
+
+@pytest.mark.browser
+def test_pages_and_search_need_no_other_host(address: str, browser: Browser) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    asked: list[str] = []
+    problems: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    for name in ("index", "commands/train", "experiments"):
+        page.goto(f"{address}/{name}.html")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.get_by_role("textbox", name="Search").fill("half-whitening")
+    page.locator(".md-search-result__item a", has_text="Without labels").first.wait_for(timeout=10_000)
+    context.close()
+    assert len(asked) > 10
+    assert not [url for url in asked if not url.startswith((address, "data:", "blob:"))]
+    assert not problems
