@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urljoin
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -72,13 +73,13 @@ def several(page: Page, shop: Path) -> None:
 
 def item(page: Page, shop: Path) -> None:
     """Results with labels compared, and filters in use."""
-    page.goto(page.url + "?like=5&marks=&filter=price~1..", wait_until="domcontentloaded")
+    page.goto(urljoin(page.url, "?like=5&marks=&filter=price~1.."), wait_until="domcontentloaded")
     expect(page.get_by_test_id("hit").first).to_be_visible()
 
 
 def mistaken(page: Page, shop: Path) -> None:
     """An invalid condition."""
-    page.goto(page.url + "?like=5&where=price >", wait_until="domcontentloaded")
+    page.goto(urljoin(page.url, "?like=5&where=price >"), wait_until="domcontentloaded")
     expect(page.get_by_test_id("filter").get_by_role("alert")).to_contain_text("Where:")
 
 
@@ -114,7 +115,7 @@ def stocked(page: Page, shop: Path) -> None:
 
 def duplicated(page: Page, shop: Path) -> None:
     """Near-duplicates with the question before all are removed."""
-    page.goto(page.url + "?tab=gallery&view=duplicates", wait_until="domcontentloaded")
+    page.goto(urljoin(page.url, "?tab=gallery&view=duplicates"), wait_until="domcontentloaded")
     page.get_by_role("button", name="Find near-duplicates").click()
     expect(page.locator("#collection .group").first).to_be_visible()
     page.get_by_role("button", name="keep this one").first.click()
@@ -123,14 +124,14 @@ def duplicated(page: Page, shop: Path) -> None:
 
 def suspected(page: Page, shop: Path) -> None:
     """A suspected label."""
-    page.goto(page.url + "?tab=gallery&view=suspects", wait_until="domcontentloaded")
+    page.goto(urljoin(page.url, "?tab=gallery&view=suspects"), wait_until="domcontentloaded")
     page.get_by_role("button", name="Find suspected labels").click()
     expect(page.get_by_test_id("suspect")).to_be_visible()
 
 
 def described(page: Page, shop: Path) -> None:
     """The facts of the gallery, with every section open."""
-    page.goto(page.url + "?tab=gallery&view=about", wait_until="domcontentloaded")
+    page.goto(urljoin(page.url, "?tab=gallery&view=about"), wait_until="domcontentloaded")
     expect(page.locator("#stock dl")).to_be_visible()
     expect(page.locator("#statistics summary")).to_be_visible()
     for summary in page.locator("#stock summary, #statistics summary").all():

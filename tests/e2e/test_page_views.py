@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from urllib.parse import urljoin
 
 import numpy as np
 import pytest
@@ -69,7 +70,7 @@ def test_picture_is_zoomed_and_opened_in_full(page: Page, server: Server) -> Non
 
 
 def test_gallery_tab_shows_the_summary(page: Page, gallery: Gallery) -> None:
-    page.goto(page.url + "?tab=gallery&view=about", wait_until="domcontentloaded")
+    page.goto(urljoin(page.url, "?tab=gallery&view=about"), wait_until="domcontentloaded")
     stock = page.locator("#stock")
     for text in ("24", gallery.fingerprint[:12], "flat", "brand, price"):
         expect(stock.locator("dl")).to_contain_text(text)
