@@ -4,7 +4,7 @@ routes      routes for searching, embedding and reading, and /healthz, /readyz, 
 changes     routes that add and remove images
 evaluation  route of the newest evaluation report
 heatmap     route of heatmaps
-pictures    routes of shared query pictures
+pictures    routes of query pictures: previews and shared ones
 jobs        routes of long work, and its kinds
 context     FastAPI dependencies: gallery and thread pools of a request
 schemas     JSON of requests and responses

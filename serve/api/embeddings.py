@@ -28,10 +28,9 @@ from serve.api.routes import encode, vector_values
 from serve.core.errors import (
     FetchError,
     NoTextEncoderError,
-    UrlsNotAllowedError,
 )
 from serve.core.service import SearchService
-from serve.core.url_fetcher import MAX_BYTES, fetch_image_async
+from serve.core.url_fetcher import MAX_BYTES
 
 _FINGERPRINT = re.compile("[0-9a-f]{64}")
 router = APIRouter()
@@ -69,12 +68,10 @@ async def embeddings(request: Request, service: Service, workers: RequestWorkers
 
 async def _fetch_images(contents: Sequence[Content], service: SearchService) -> list[Content]:
     """Return contents with images in place of URLs, which are fetched one after the other."""
-    if not service.permissions.urls:
-        raise UrlsNotAllowedError("fetching images by URL is disabled: send data URLs")
     found: list[Content] = []
     size = 0
     for one in contents:
-        data = await fetch_image_async(one.url) if isinstance(one, ImageUrl) else one
+        data = await service.fetch(one.url) if isinstance(one, ImageUrl) else one
         if isinstance(one, ImageUrl) and isinstance(data, bytes):
             size += len(data)
             if size > MAX_BYTES:

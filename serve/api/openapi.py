@@ -27,6 +27,7 @@ _REQUESTS = (
     schemas.EmbedRequest,
     embedding_schemas.EmbeddingsRequest,
     heatmap_schemas.HeatmapRequest,
+    schemas.PreviewRequest,
     schemas.ShareRequest,
     schemas.AddRequest,
     item_schemas.UpdateRequest,

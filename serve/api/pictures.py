@@ -1,4 +1,4 @@
-"""API routes of shared pictures: query pictures that a link can name."""
+"""API routes of query pictures: as a browser shows them, and shared ones, which a link can name."""
 
 from __future__ import annotations
 
@@ -15,11 +15,19 @@ from serve.api.bodies import BYTES, FORM, JSON, read_body
 from serve.api.context import Pictures, RequestWorkers, Service
 from serve.api.errors import BODY, LOAD, documented, validate
 from serve.api.openapi import accepts
-from serve.api.schemas import ShareRequest
-from serve.core.errors import RateLimitError, SharingNotAllowedError, UnknownPictureError
-from serve.core.shared_pictures import SIDE, SharedPictures
+from serve.api.schemas import PreviewRequest, ShareRequest
+from serve.core.errors import (
+    FetchError,
+    RateLimitError,
+    SharingNotAllowedError,
+    UnknownPictureError,
+    UrlsNotAllowedError,
+)
+from serve.core.shared_pictures import SharedPictures
+from serve.core.thumbnails import QUERY_SIDE, query_picture
 
 router = APIRouter()
+_NO_STORE = {"Cache-Control": "no-store"}
 
 
 class ShareAnswer(BaseModel):
@@ -28,6 +36,32 @@ class ShareAnswer(BaseModel):
     id: str = Field(description="Its id, in the address of the page as `shared:ID`.")
     address: str = Field(description="Path to read it from.")
     expires: datetime = Field(description="Time from which on it cannot be read, ISO 8601, UTC.")
+
+
+@router.post(
+    "/preview",
+    summary="A picture as every browser shows it.",
+    response_class=Response,
+    responses={
+        200: {"content": {"image/webp": {}}, "description": "The picture."},
+        **documented(*BODY, ImageError, UrlsNotAllowedError, FetchError, *LOAD),
+    },
+    openapi_extra=accepts(PreviewRequest, image="image"),
+)
+async def preview(request: Request, service: Service, workers: RequestWorkers) -> Response:
+    """Send the bytes of an image, a form with the file `image`, or JSON with `image` or `url`. The answer is
+    upright, has at most 1,024 pixels a side and no metadata; nothing is kept. The page searches with it where
+    the browser cannot decode a file, such as HEIC, and by URL."""
+    body = await read_body(request, JSON, FORM, BYTES)
+
+    def work(data: bytes) -> Response:
+        found = query_picture(service.upright(data, side=QUERY_SIDE))
+        return Response(found.data, media_type=found.media_type, headers=_NO_STORE)
+
+    async with workers.deadline():
+        query = await workers.run(lambda: validate(PreviewRequest, body.values("image")), request.receive)
+        data = await service.fetch(query.url) if query.url is not None else query.image or b""
+        return await workers.run(lambda: work(data), request.receive)
 
 
 @router.post(
@@ -48,7 +82,7 @@ async def share_picture(
     body = await read_body(request, JSON, FORM, BYTES)
 
     def work() -> Response:
-        image = service.upright(validate(ShareRequest, body.values("image")).image, side=SIDE)
+        image = service.upright(validate(ShareRequest, body.values("image")).image, side=QUERY_SIDE)
         found = store.share(image)
         answer = ShareAnswer(
             id=found.id,
@@ -77,7 +111,7 @@ async def shared_picture(
     """It cannot be listed, only read by its id."""
     store = _allowed(pictures)
     found = await workers.run(lambda: store.read(id))
-    return Response(found.data, media_type=found.media_type, headers={"Cache-Control": "no-store"})
+    return Response(found.data, media_type=found.media_type, headers=_NO_STORE)
 
 
 def _allowed(pictures: SharedPictures | None) -> SharedPictures:

@@ -41,14 +41,12 @@ from serve.core.errors import (
     SignInRateLimitError,
     UnavailableError,
     UnknownItemError,
-    UrlsNotAllowedError,
 )
 from serve.core.queries import AnyQuery, ComposedQuery
 from serve.core.service import GallerySummary, SearchService
 from serve.core.telemetry import MEDIA_TYPE, Telemetry
 from serve.core.thumbnails import MISSING, Thumbnail
 from serve.core.together import find_in
-from serve.core.url_fetcher import fetch_image_async
 from serve.http.problem import instance_of, problem_document
 
 _NO_STORE = {"Cache-Control": "no-store"}
@@ -415,12 +413,10 @@ def encode(answer: BaseModel, telemetry: Telemetry, *, exclude_unset: bool = Fal
 
 async def _fetch_images(query: SearchRequest, service: SearchService) -> SearchRequest:
     """Return a query with the images in place of their URLs."""
-    if not service.permissions.urls:
-        raise UrlsNotAllowedError("fetching images by URL is disabled: send the image itself")
 
     async def fetch(url: str, pointer: str) -> bytes:
         try:
-            return await fetch_image_async(url)
+            return await service.fetch(url)
         except InputError as error:
             error.pointer = pointer
             raise

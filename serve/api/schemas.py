@@ -423,6 +423,24 @@ class ShareRequest(BaseModel):
     image: ImageBytes
 
 
+class PreviewRequest(BaseModel):
+    """A picture to show: an image, or the URL of one."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"image": "iVBORw0KGgo..."}, {"url": "https://example.org/a.jpg"}]},
+    )
+
+    image: ImageBytes | None = None
+    url: str | None = Field(None, max_length=MAX_URL_LENGTH, description=_URL)
+
+    @validator(mode="after")
+    def _check_kind(self) -> PreviewRequest:
+        if (self.image is None) == (self.url is None):
+            raise ValueError("give either image or url")
+        return self
+
+
 class EmbedRequest(BaseModel):
     """Images or texts to embed."""
 

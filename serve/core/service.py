@@ -21,7 +21,13 @@ from retrieval.search.query import SearchOptions
 from retrieval.searchable import Hit, Item, SearchableGallery
 from retrieval.stores.gallery import StoreGallery
 from serve.addresses import API, api_of
-from serve.core.errors import InvalidRequestError, ModelMismatchError, NoEmbeddingMapError, UnknownItemError
+from serve.core.errors import (
+    InvalidRequestError,
+    ModelMismatchError,
+    NoEmbeddingMapError,
+    UnknownItemError,
+    UrlsNotAllowedError,
+)
 from serve.core.live import LiveGallery, LiveState
 from serve.core.originals import Original, find_original
 from serve.core.permissions import Permissions
@@ -38,6 +44,7 @@ from serve.core.queries import (
 )
 from serve.core.telemetry import Telemetry
 from serve.core.thumbnails import MAX_SIDE, MISSING, PICTURE_SIDE, Thumbnail, encode
+from serve.core.url_fetcher import fetch_image
 
 T = TypeVar("T")
 MAX_REQUEST_PIXELS = 200_000_000
@@ -370,6 +377,18 @@ class SearchService:
             return Comparison(found, (box, other_box), state.gallery.fingerprint)
 
         return self._live.with_state(compare)
+
+    async def fetch(self, url: str) -> bytes:
+        """Return the bytes of the image at a URL.
+
+        Raises:
+            UrlsNotAllowedError: The server does not fetch images.
+            FetchError: See `fetch_image`.
+            BusyError: Too many fetches are in progress.
+        """
+        if not self.permissions.urls:
+            raise UrlsNotAllowedError("fetching images by URL is disabled: send the image itself")
+        return await fetch_image(url)
 
     def upright(self, data: bytes, *, side: int) -> Image.Image:
         """Return the RGB image in the bytes of a file; raise an `ImageError` if there is none.

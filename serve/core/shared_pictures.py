@@ -19,11 +19,9 @@ from pathlib import Path
 from PIL import Image
 
 from serve.core.errors import UnknownPictureError
-from serve.core.thumbnails import Thumbnail, encode_bare
+from serve.core.thumbnails import Thumbnail, query_picture
 
-SIDE = 1024  # pixels of the longer side
 KEPT, MAX_BYTES = 1000, 200 * 2**20
-_QUALITY, _SMALL = 92, 64  # small ones are kept exactly
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -56,9 +54,7 @@ class SharedPictures:
 
     def share(self, image: Image.Image) -> SharedPicture:
         """Store an RGB image at up to 1,024 pixels a side; one that is there already is kept anew."""
-        small = image.copy()
-        small.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
-        data = encode_bare(small, _QUALITY, lossless=max(small.size) <= _SMALL)
+        data = query_picture(image).data
         found = SharedPicture(hashlib.sha256(data).hexdigest()[:32], self._clock() + self._seconds)
         self._folder.mkdir(parents=True, exist_ok=True)
         new = self._folder / f"{found.id}.{secrets.token_hex(4)}"

@@ -11,8 +11,10 @@ from PIL import Image
 
 MAX_SIDE = 512
 PICTURE_SIDE = 2048
+QUERY_SIDE = 1024  # of a query picture: models look at fewer pixels
 _TINY = 64
 _QUALITY = 82
+_QUERY_QUALITY = 92
 _ENLARGED = 256
 
 
@@ -53,6 +55,13 @@ def encode_bare(image: Image.Image, quality: int, *, lossless: bool = False) -> 
     buffer = io.BytesIO()
     bare.save(buffer, "WEBP", quality=quality, method=2, lossless=lossless)
     return buffer.getvalue()
+
+
+def query_picture(image: Image.Image) -> Thumbnail:
+    """Encode an RGB image to search with, at up to 1,024 pixels a side; small ones keep their pixels."""
+    small = image.copy()
+    small.thumbnail((QUERY_SIDE, QUERY_SIDE), Image.Resampling.LANCZOS)
+    return Thumbnail(encode_bare(small, _QUERY_QUALITY, lossless=max(small.size) <= _TINY), "image/webp")
 
 
 GREY = "#8a8f98"

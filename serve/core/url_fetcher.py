@@ -92,12 +92,7 @@ def look_up(name: str, port: int) -> list[Endpoint]:
     return list(dict.fromkeys((str(address[0]), int(address[1])) for *_, address in found))
 
 
-def fetch_image(url: str) -> bytes:
-    """Fetch an image like `fetch_image_async`, blocking the thread."""
-    return asyncio.run(fetch_image_async(url))
-
-
-async def fetch_image_async(
+async def fetch_image(
     url: str,
     *,
     is_allowed: Callable[[Address], bool] = is_public,

@@ -112,6 +112,20 @@ def test_large_picture_is_shrunk_before_it_is_sent(page: Page, tmp_path: Path, s
     assert size < photo.stat().st_size / 4
 
 
+def test_picture_that_browsers_cannot_decode_is_shown(
+    page: Page, gallery: Gallery, tmp_path: Path, shop: Path
+) -> None:
+    """The server encodes it: HEIC and TIFF are shown, cropped and kept like others."""
+    Image.open(shop / "red" / "3.png").convert("RGB").resize((400, 200)).save(tmp_path / "3.tiff")
+    upload(page, tmp_path / "3.tiff")
+    expect_results(page, len(gallery))
+    query = page.get_by_role("img", name="The query image")
+    assert query.evaluate("image => [image.naturalWidth, image.naturalHeight]") == [400, 200]
+    page.reload(wait_until="domcontentloaded")
+    expect_results(page, len(gallery))
+    assert query.evaluate("image => image.naturalWidth") == 400
+
+
 def test_upload_survives_a_reload(page: Page, gallery: Gallery, shop: Path) -> None:
     upload(page, shop / "red" / "2.png")
     expect_results(page, 24)

@@ -15,7 +15,6 @@ import httpx
 import numpy as np
 import pytest
 
-from serve.api import routes
 from serve.app import create_app
 from serve.core import url_fetcher
 from serve.core.permissions import Permissions
@@ -59,6 +58,7 @@ ENTRANCES: dict[str, Send] = {
     "together": lambda api, content: api.post(
         "/search:batch", json={"queries": [{"image": _as_json(content)}, {"id": 1}], "together": True}
     ),
+    "preview": lambda api, content: api.post("/preview", content=content, headers=BYTES),
     "add": lambda api, content: api.post("/images", content=content, headers=BYTES),
 }
 
@@ -71,8 +71,8 @@ def test_bombs_are_refused_by_every_route(
     before = api.get("/gallery").json()["images"]
     with web(http(BOMBS[case])) if entrance == "an address" else nullcontext() as there:
         if there is not None:
-            fetch = partial(url_fetcher.fetch_image_async, is_allowed=lambda _: True, look_up=there.look_up)
-            monkeypatch.setattr(routes, "fetch_image_async", fetch)
+            fetch = partial(url_fetcher.fetch_image, is_allowed=lambda _: True, look_up=there.look_up)
+            monkeypatch.setattr("serve.core.service.fetch_image", fetch)
         answer = ENTRANCES[entrance](api, BOMBS[case])
     assert (answer.status_code, answer.json()["code"]) == (422, "unusable-image")
     assert answer.json()["reason"] == "too-large"

@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import pytest
 
-from serve.api import routes
 from serve.app import create_app
 from serve.client import Client
 from serve.core import url_fetcher
@@ -30,8 +29,8 @@ ADDRESS = "http://pictures.example/red.png"
 
 def _lead_to(there: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     """Resolve every host name to one server, which counts as public."""
-    found = partial(url_fetcher.fetch_image_async, is_allowed=lambda _: True, look_up=there.look_up)
-    monkeypatch.setattr(routes, "fetch_image_async", found)
+    found = partial(url_fetcher.fetch_image, is_allowed=lambda _: True, look_up=there.look_up)
+    monkeypatch.setattr("serve.core.service.fetch_image", found)
 
 
 @pytest.fixture(scope="module")

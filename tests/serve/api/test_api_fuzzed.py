@@ -43,6 +43,7 @@ OPERATIONS = [
     ("PATCH", "/items/{number}"),
     ("POST", "/items:remove"),
     ("POST", "/heatmap"),
+    ("POST", "/preview"),
     ("POST", "/pictures"),
     ("GET", "/pictures/{id}"),
     ("POST", "/jobs"),

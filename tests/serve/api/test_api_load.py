@@ -163,7 +163,7 @@ def test_fetch_and_search_share_one_deadline(shop_gallery: Path, monkeypatch: py
     async def never(address: str) -> bytes:
         return await asyncio.Event().wait()  # type: ignore[return-value]
 
-    monkeypatch.setattr("serve.api.routes.fetch_image_async", never)
+    monkeypatch.setattr("serve.core.service.fetch_image", never)
     service = SearchService(shop_gallery, permissions=Permissions(urls=True))
     with answering(create_app(service, page=False, limits=Limits(seconds=0.2))) as url:
         answer = httpx.post(f"{url}/v1/search", json={"url": "https://pictures.example/a.jpg"}, timeout=30)

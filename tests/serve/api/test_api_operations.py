@@ -116,6 +116,7 @@ def test_openapi_description_is_complete(described: dict[str, Any]) -> None:
         "embed",
         "embeddings",
         "heatmap",
+        "preview",
         "share_picture",
         "shared_picture",
         "start_job",

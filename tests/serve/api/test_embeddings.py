@@ -17,7 +17,6 @@ import pytest
 from PIL import Image
 
 from retrieval import Embedder, Gallery
-from serve.api import embeddings
 from serve.app import create_app
 from serve.config import Credentials, Settings
 from serve.core.permissions import Permissions
@@ -141,14 +140,14 @@ def test_urls_are_fetched_where_that_is_allowed(
     async def fetch(url: str) -> bytes:
         return {"https://a.example/1": _png(), "https://a.example/2": _png("teal")}[url]
 
-    monkeypatch.setattr(embeddings, "fetch_image_async", fetch)
+    monkeypatch.setattr("serve.core.service.fetch_image", fetch)
     answer = pair.embeddings.create(model="m", input=["https://a.example/2", "red", "https://a.example/1"])
     model = Embedder(pair_file)
     expected = [model.embed(_png("teal"))[0], model.embed_texts(["red"])[0], model.embed(_png())[0]]
     np.testing.assert_allclose(_vectors(answer), expected, atol=1e-6)
     with pytest.raises(openai.UnprocessableEntityError, match="at most 8 URLs"):
         pair.embeddings.create(model="m", input=["https://a.example/1"] * 9)
-    monkeypatch.setattr(embeddings, "MAX_BYTES", 100)
+    monkeypatch.setattr("serve.api.embeddings.MAX_BYTES", 100)
     with pytest.raises(openai.UnprocessableEntityError, match="together: send fewer") as caught:
         pair.embeddings.create(model="m", input=["https://a.example/1"] * 8)
     assert caught.value.code == "not-fetched"

@@ -6,8 +6,10 @@ import base64
 import io
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -20,7 +22,7 @@ from tests.serve.asgi_server import answering
 
 @pytest.fixture(scope="module")
 def api(shop_gallery: Path) -> Iterator[httpx.Client]:
-    service = SearchService(shop_gallery, permissions=Permissions(sharing=2))
+    service = SearchService(shop_gallery, permissions=Permissions(sharing=2, urls=True))
     app = ShareLimitMiddleware(create_app(service, page=False))
     with answering(app) as url, httpx.Client(base_url=f"{url}/v1", timeout=30) as client:
         yield client
@@ -52,6 +54,46 @@ def test_what_is_kept_is_encoded_anew(api: httpx.Client) -> None:
     data = api.get(f"/pictures/{id}").content
     assert b"secret" not in data
     assert Image.open(io.BytesIO(data)).size == (40, 80)
+
+
+def test_preview_is_what_is_searched_with(
+    api: httpx.Client, shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every form of a picture, one that browsers cannot decode, too, becomes the same upright WebP."""
+    pixels = Image.open(shop / "red" / "5.png").convert("RGB")
+    buffer = io.BytesIO()
+    pixels.resize((1600, 800)).save(buffer, "TIFF")
+    content = buffer.getvalue()
+
+    async def fetch(url: str) -> bytes:
+        return {"https://pictures.example/5.tiff": content}[url]
+
+    monkeypatch.setattr("serve.core.service.fetch_image", fetch)
+    asked: list[dict[str, Any]] = [
+        {"content": content},
+        {"files": {"image": ("x.tiff", content)}},
+        {"json": {"image": base64.b64encode(content).decode()}},
+        {"json": {"url": "https://pictures.example/5.tiff"}},
+    ]
+    answers = [api.post("/preview", **one) for one in asked]
+    assert {answer.headers["content-type"] for answer in answers} == {"image/webp"}
+    assert len({answer.content for answer in answers}) == 1
+    shown = Image.open(io.BytesIO(answers[0].content)).convert("RGB")
+    assert shown.size == (1024, 512)
+    expected = np.asarray(pixels.resize((1024, 512)), np.int16)
+    assert np.abs(np.asarray(shown, np.int16) - expected).mean() < 6
+
+
+@pytest.mark.parametrize("asked", [{}, {"image": "", "url": "https://pictures.example/a.png"}, {"uri": "x"}])
+def test_preview_takes_one_picture(api: httpx.Client, asked: dict[str, str]) -> None:
+    refused = api.post("/preview", json=asked)
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid-request")
+
+
+def test_preview_fetches_only_with_the_option(shop_gallery: Path) -> None:
+    with answering(create_app(SearchService(shop_gallery), page=False)) as url:
+        refused = httpx.post(f"{url}/v1/preview", json={"url": "https://pictures.example/a.png"}, timeout=30)
+    assert (refused.status_code, refused.json()["code"]) == (403, "urls-not-allowed")
 
 
 @pytest.mark.parametrize("id", ["0" * 32, "..%2f..%2fetc%2fpasswd", "x"])

@@ -36,7 +36,7 @@ def _anything(_: Address) -> bool:
 
 
 def fetch(address: str, **options: Any) -> bytes:
-    return asyncio.run(url_fetcher.fetch_image_async(address, **options))
+    return asyncio.run(url_fetcher.fetch_image(address, **options))
 
 
 def _fetched(there: Web, address: str = f"http://{NAME}/a.png") -> bytes:

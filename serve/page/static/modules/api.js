@@ -30,9 +30,10 @@ export class Api {
   /**
    * Send a request.
    * @param {AbortSignal} [options.signal] Cancels the request, which then rejects with an AbortError.
+   * @param {'json' | 'blob'} [options.type] Type of the answer.
    * @param {(share: number) => void} [options.progress] Receives the share that has been sent, 0 to 1.
    */
-  send(method, path, body, {signal, progress} = {}) {
+  send(method, path, body, {signal, progress, type = 'json'} = {}) {
     // XMLHttpRequest, because fetch does not report how much of a body has been sent.
     return new Promise((resolve, reject) => {
       const request = new XMLHttpRequest();
@@ -47,13 +48,15 @@ export class Api {
       if (signal?.aborted) return abort();
       signal?.addEventListener('abort', abort);
       request.open(method, this.root + path);
-      request.responseType = 'text';
+      request.responseType = type === 'blob' ? 'blob' : 'text';
       request.upload.onprogress = event => { stall(); progress?.(event.loaded / event.total); };
       request.onprogress = stall;
       request.onerror = () => fail(OFFLINE);
-      request.onload = () => {
-        const answer = parsed(request);
-        if (request.status < 300) { end(); resolve(answer); } else fail(sentence(request, answer), answer);
+      request.onload = async () => {
+        end();
+        if (type === 'blob' && request.status < 300) return resolve(request.response);
+        const answer = parsed(type === 'blob' ? await request.response.text() : request.responseText);
+        if (request.status < 300) resolve(answer); else fail(sentence(request, answer), answer);
       };
       stall();
       if (body instanceof FormData) request.send(body);
@@ -69,8 +72,8 @@ export class Api {
   }
 }
 
-function parsed(request) {
-  try { return JSON.parse(request.responseText || 'null') || {}; } catch { return {}; }
+function parsed(text) {
+  try { return JSON.parse(text || 'null') || {}; } catch { return {}; }
 }
 
 function sentence(request, problem) {

@@ -47,14 +47,14 @@ export class Heatmap {
     if (view.item !== undefined) {
       return this.#api.post('/heatmap', {id: view.item, item, ...(view.region && {region: view.region})});
     }
-    const picture = await pictures.find(view.picture);
+    const picture = await pictures.ofView(view, this.#api);
     if (!picture) throw new Error('The picture of this search is not in this browser any more. Search with it again.');
     return this.#api.post(`/heatmap?item=${item}`, await pictures.shrink(picture, view.region));
   }
 
   async #source(view) {
     if (view.item !== undefined) return `${this.#api.root}/images/${view.item}/thumbnail`;
-    const picture = view.picture && await pictures.find(view.picture);
+    const picture = await pictures.ofView(view, this.#api).catch(() => null);
     return picture ? URL.createObjectURL(await pictures.shrink(picture, view.region)) : '';
   }
 

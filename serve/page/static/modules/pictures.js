@@ -1,5 +1,7 @@
 // Pictures of the visitor: shrunk before they are sent, and kept in the browser, so that a reload finds them.
 
+import {viewText} from './address.js';
+
 const SIDE = 1024;  // pixels of the longer side; models look at fewer
 const SMALL = 300_000;  // bytes of a file that is sent as it is
 const KEPT = 40;
@@ -8,6 +10,7 @@ const STORE = 'pictures';
 /** @typedef {{id: string, file: Blob, name: string, width: number, height: number, url: string}} Picture */
 
 const opened = new Map();  // by id, for this visit
+const received = new Map();  // promises of pictures of the server, by the name of their view
 
 function database() {
   return new Promise((resolve, reject) => {
@@ -39,16 +42,17 @@ async function identify(file) {
   return [...bytes.slice(0, 8)].map(byte => byte.toString(16).padStart(2, '0')).join('');
 }
 
-/** Return a decoded, upright bitmap; null if the browser cannot decode the file, such as HEIC in most. */
-const decode = file => createImageBitmap(file).catch(() => null);
-
-/** Keep a file of the visitor, and return it as a picture. */
-export async function keep(file) {
+/**
+ * Keep a file of the visitor, and return it as a picture.
+ * @param {(share: number) => void} progress Receives the share that has been sent, if the browser cannot decode it.
+ * @throws {ApiError} Neither the browser nor the server can decode it.
+ */
+export async function keep(file, api, progress) {
   const id = await identify(file);
   if (opened.has(id)) return opened.get(id);
-  const bitmap = await decode(file);
-  const record = {id, file, name: file.name || 'picture', width: bitmap?.width ?? 0, height: bitmap?.height ?? 0, time: Date.now()};
-  bitmap?.close();
+  // Most browsers cannot decode HEIC; the server may.
+  const readable = await measured(id, file).catch(() => preview(id, file, api, {progress}));
+  const record = {...readable, name: file.name || 'picture', time: Date.now()};
   try {
     await stored('readwrite', store => store.put(record));
     await forget();
@@ -63,8 +67,20 @@ export async function find(id) {
   return record ? open(record) : null;
 }
 
-/** Return the picture of a view, from this browser or shared by another; null if it is no longer there. */
-export const ofView = (view, api) => view.shared ? receive(view.shared, api) : find(view.picture);
+/**
+ * Return the picture of a view: one of this browser, shared by another, or at a URL; null if it is no longer there.
+ * @throws {ApiError} The server could not fetch it.
+ */
+export function ofView(view, api) {
+  if (view.picture) return find(view.picture);
+  const name = viewText({...view, region: null});
+  if (!received.has(name)) {
+    const picture = view.shared ? receive(name, `${api.root}/pictures/${view.shared}`) : preview(name, {url: view.url}, api).then(open);
+    received.set(name, picture);
+    picture.catch(() => received.delete(name));
+  }
+  return received.get(name);
+}
 
 /** Store a picture on the server for others. Returns its id there. */
 export async function share(id, api) {
@@ -73,19 +89,24 @@ export async function share(id, api) {
   return (await api.post('/pictures', await shrink(picture, null))).id;
 }
 
-async function receive(id, api) {
-  const name = `shared:${id}`;
-  if (opened.has(name)) return opened.get(name);
-  const answer = await fetch(`${api.root}/pictures/${id}`).catch(() => null);
-  if (!answer?.ok) return null;
-  const file = await answer.blob(), bitmap = await decode(file);
-  const {width = 0, height = 0} = bitmap ?? {};
-  bitmap?.close();
-  return open({id: name, file, name: 'picture', width, height});
+async function receive(id, path) {
+  const answer = await fetch(path).catch(() => null);
+  return answer?.ok ? open(await measured(id, await answer.blob())) : null;
+}
+
+/** Return an image, or the one at a URL, as the server shows it. */
+const preview = async (id, body, api, options = {}) =>
+  measured(id, await api.post('/preview', body, {type: 'blob', ...options}));
+
+async function measured(id, file) {
+  const bitmap = await createImageBitmap(file);  // upright
+  const {width, height} = bitmap;
+  bitmap.close();
+  return {id, file, width, height};
 }
 
 function open(record) {
-  const picture = {...record, url: record.width ? URL.createObjectURL(record.file) : ''};
+  const picture = {...record, url: URL.createObjectURL(record.file)};
   opened.set(record.id, picture);
   return picture;
 }
@@ -99,7 +120,6 @@ async function forget() {
 
 /** Return what to send of a picture: its region, if there is one, of at most 1,024 pixels a side. */
 export async function shrink(picture, region) {
-  if (!picture.width) return picture.file;  // the server may be able to decode it
   const [left, top, right, bottom] = region ?? [0, 0, 1, 1];
   const width = Math.max(1, Math.round((right - left) * picture.width));
   const height = Math.max(1, Math.round((bottom - top) * picture.height));

@@ -91,11 +91,10 @@ export class Query {
 
   async #source(view) {
     if (view.item !== undefined) return `${this.#api.root}/images/${view.item}/thumbnail`;
-    if (view.url !== undefined) return MISSING;
-    return (await pictures.ofView(view, this.#api))?.url || MISSING;
+    return (await pictures.ofView(view, this.#api).catch(() => null))?.url ?? MISSING;
   }
 }
 
-// A grey picture, in place of one that the browser does not have or cannot decode.
+// A grey picture, in place of one that is no longer there.
 const MISSING = 'data:image/svg+xml,' + encodeURIComponent(
   '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 4 3"><rect width="4" height="3" fill="#94a3b8"/></svg>');

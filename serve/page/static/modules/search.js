@@ -79,7 +79,7 @@ class SearchTab {
     try {
       const started = performance.now();
       const answer = await this.#searcher.run(state, this.#filters.condition(), k,
-        share => this.#say(share < 1 ? `Sending the picture: ${Math.round(100 * share)} %` : 'Searching …'));
+        share => this.#sending(share));
       if (asked !== this.#asked) return;
       if (answer === null) {
         this.#answered = state;
@@ -103,6 +103,8 @@ class SearchTab {
       if (asked === this.#asked) this.#busy = false;
     }
   }
+
+  #sending(share) { this.#say(share < 1 ? `Sending the picture: ${Math.round(100 * share)} %` : 'Searching …'); }
 
   /** Show the hits that there are in another order. */
   async #sort(column) {
@@ -174,7 +176,12 @@ class SearchTab {
   }
 
   async #take(files) {
-    const kept = await Promise.all(files.map(pictures.keep));
+    let kept;
+    try {
+      kept = await Promise.all(files.map(file => pictures.keep(file, this.#api, share => this.#sending(share))));
+    } catch (error) {
+      return this.#say(error.message, true);
+    }
     const adding = part(this.#root, 'adding').checked && address.state.like.length > 0;
     this.#add('like', kept.map(picture => ({picture: picture.id, region: null})), !adding);
   }

@@ -56,7 +56,6 @@ export class Searcher {
   async #view(view, {signal, progress}) {
     const region = view.region ? {region: view.region} : {};
     if (view.item !== undefined) return {id: view.item, ...region};
-    if (view.url !== undefined) return {url: view.url, ...region};
     const name = viewText(view);
     if (!this.#vectors.has(name)) {
       const picture = await pictures.ofView(view, this.#api);
