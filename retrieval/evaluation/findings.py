@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from retrieval.errors import InputError, did_you_mean
 from retrieval.evaluation.score import Evaluation
+from retrieval.metrics.statistics import wilson_interval
 
 HARDEST = 12  # queries
 NEIGHBOURS = 5  # of each of them
@@ -75,6 +77,33 @@ class Classes:
     queries: list[int]
     recall_at_1: list[float | None]
     mistaken_for: list[str | None]
+
+
+@dataclass(frozen=True)
+class ClassResult:
+    """How often the queries of a class find their own class first.
+
+    Attributes:
+        name: Name of the class.
+        queries: Number of its queries that have another image of the class to find; at least 1.
+        right: Number of these that find one first.
+        mistaken_for: Most frequent class of its wrong first neighbours; `None` if there are none.
+    """
+
+    name: str
+    queries: int
+    right: int
+    mistaken_for: str | None
+
+    @property
+    def recall_at_1(self) -> float:
+        """Share of the queries that are right."""
+        return self.right / self.queries
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95% confidence interval of `recall_at_1`."""
+        return wilson_interval(self.right, self.queries)
 
 
 @dataclass(frozen=True)
@@ -171,6 +200,33 @@ class Findings:
             return None
         score = queries.nearest_score[query] or 0.0
         return Neighbour(path, queries.nearest_label[query], score, queries.first_right[query] == 1)
+
+    def class_results(self) -> list[ClassResult]:
+        """Return the classes whose queries can be right, the lowest Recall@1 first."""
+        found = self.classes
+        columns = zip(found.name, found.queries, found.recall_at_1, found.mistaken_for, strict=True)
+        results = [
+            ClassResult(name, queries, round(recall * queries), mistaken)
+            for name, queries, recall, mistaken in columns
+            if recall is not None
+        ]
+        return sorted(results, key=lambda result: result.recall_at_1)
+
+    def answered_queries(self, name: str) -> list[int]:
+        """Return the queries of a class whose first neighbour is known, the wrong ones first.
+
+        Raises:
+            InputError: There is no such class.
+        """
+        if name not in self.classes.name:
+            hint = did_you_mean(name, self.classes.name, "the queries have other labels")
+            raise InputError(f"there is no class {name!r} in this report; {hint}")
+        number, queries = self.classes.name.index(name), self.queries
+        own = [query for query, label in enumerate(queries.label) if label == number]
+        return sorted(
+            (query for query in own if self.nearest(query) is not None),
+            key=lambda query: queries.first_right[query] == 1,
+        )
 
     def absolute(self, path: str) -> Path:
         """Return the absolute path of an image."""

@@ -7,7 +7,6 @@ from typing import Any
 from retrieval.evaluation.findings import Confusion, Findings, HardQuery, Neighbour
 from retrieval.evaluation.report import Report
 from retrieval.evaluation.score import Result
-from retrieval.metrics.statistics import wilson_interval
 from retrieval.metrics.table import MetricColumn, shown_columns
 from retrieval.reports.pages import Pick, Tile, TileSet, render_template
 from retrieval.reports.plots import class_recall_figure, report_recall_figure, similarity_figure
@@ -87,17 +86,14 @@ def summary_sentence(report: Report) -> str:
 
 
 def _worst_class(findings: Findings | None) -> str:
-    if findings is None:
+    classes = findings.class_results() if findings else []
+    if len(classes) < 2:
         return ""
-    columns = zip(findings.classes.name, findings.classes.queries, findings.classes.recall_at_1, strict=True)
-    answerable = [(recall, -count, name) for name, count, recall in columns if recall is not None]
-    if len(answerable) < 2:
-        return ""
-    recall, count, name = min(answerable)
-    never = sum(recall == 0 for recall, _, _ in answerable)
+    never = sum(one.right == 0 for one in classes)
     if never > 1:
-        return f" {never:,} of {len(answerable):,} classes are never found first."
-    return f" The class that is found least: {name}, {round(-count * recall)} of its {-count}."
+        return f" {never:,} of {len(classes):,} classes are never found first."
+    worst = min(classes, key=lambda one: (one.recall_at_1, -one.queries, one.name))
+    return f" The class that is found least: {worst.name}, {worst.right} of its {worst.queries}."
 
 
 def _headline(report: Report) -> list[dict[str, str]]:
@@ -131,56 +127,28 @@ def _findings_context(findings: Findings, pick: Pick | None) -> dict[str, Any]:
     paths = [findings.queries.path[number] for number in queries]
     paths += [confusion.answer.path for confusion in confusions]
     paths += [neighbour.path for hard in findings.hardest for neighbour in _shown_neighbours(hard)]
-    classes = findings.classes
-    recalls = [recall for recall in classes.recall_at_1 if recall is not None]
-    ranked = sorted(
-        (recall, number) for number, recall in enumerate(classes.recall_at_1) if recall is not None
-    )
-    opened = _opened_queries(findings, [number for recall, number in ranked[:_OPENED] if recall < 1])
-    paths += [findings.queries.path[query] for queries in opened.values() for query in queries]
-    answers = [findings.nearest(query) for queries in opened.values() for query in queries]
+    classes = findings.class_results()
+    opened = [
+        (one, findings.answered_queries(one.name)[:_OPENED_QUERIES])
+        for one in classes[:_OPENED]
+        if one.right < one.queries
+    ]
+    paths += [findings.queries.path[query] for _, queries in opened for query in queries]
+    answers = [findings.nearest(query) for _, queries in opened for query in queries]
     paths += [answer.path for answer in answers if answer is not None]
     tiles = TileSet(map(findings.absolute, paths), pick)
     return {
         "similarity_figure": similarity_figure(findings),
         "confusions": [_confusion_context(findings, confusion, tiles) for confusion in confusions],
         "hardest": [_hard_query_context(findings, hard, tiles) for hard in findings.hardest],
-        "class_figure": class_recall_figure(recalls) if recalls else None,
-        "num_classes": len(ranked),
-        "worst_classes": [
-            {
-                "name": classes.name[number],
-                "queries": classes.queries[number],
-                "recall": recall,
-                "interval": wilson_interval(round(recall * classes.queries[number]), classes.queries[number]),
-                "mistaken_for": classes.mistaken_for[number],
-            }
-            for recall, number in ranked[:_CLASSES]
-        ],
+        "class_figure": class_recall_figure([one.recall_at_1 for one in classes]) if classes else None,
+        "num_classes": len(classes),
+        "worst_classes": classes[:_CLASSES],
         "opened_classes": [
-            {
-                "name": classes.name[number],
-                "queries": classes.queries[number],
-                "right": round((classes.recall_at_1[number] or 0) * classes.queries[number]),
-                "pairs": [_query_and_answer(findings, query, tiles) for query in queries],
-            }
-            for number, queries in opened.items()
+            {"result": one, "pairs": [_query_and_answer(findings, query, tiles) for query in queries]}
+            for one, queries in opened
+            if queries
         ],
-    }
-
-
-def _opened_queries(findings: Findings, classes: list[int]) -> dict[int, list[int]]:
-    """Return some queries of each class, the wrong ones first; none if their answers are unknown."""
-    if not findings.queries.nearest:
-        return {}
-    found: dict[int, list[int]] = {number: [] for number in classes}
-    for query, number in enumerate(findings.queries.label):
-        if number in found and findings.nearest(query) is not None:
-            found[number].append(query)
-    is_right = findings.queries.first_right
-    return {
-        number: sorted(queries, key=lambda query: is_right[query] == 1)[:_OPENED_QUERIES]
-        for number, queries in found.items()
     }
 
 

@@ -2,7 +2,7 @@
 
 routes      routes for searching, embedding and reading, and /healthz, /readyz, /metrics
 changes     routes that add and remove images
-evaluation  route of the newest evaluation report
+evaluation  routes of evaluation reports
 heatmap     route of heatmaps
 pictures    routes of query pictures: previews and shared ones
 jobs        routes of long work, and its kinds

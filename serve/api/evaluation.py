@@ -1,63 +1,39 @@
-"""API route of the newest evaluation report that the gallery keeps."""
+"""API routes of the evaluation reports that the gallery keeps."""
 
 from __future__ import annotations
 
 import asyncio
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from fastapi import APIRouter
-from pydantic import BaseModel, Field
+from fastapi import APIRouter, Query
 
 from retrieval.errors import InputError
 from serve.api.context import Service
 from serve.api.errors import COMMON, documented
+from serve.api.evaluation_schemas import (
+    AnsweredQuery,
+    ClassesAnswer,
+    ClassesParameters,
+    ClassNumbers,
+    EvaluatedImage,
+    EvaluationAnswer,
+    EvaluationMetric,
+    EvaluationResult,
+    QueriesAnswer,
+    QueriesParameters,
+)
 from serve.core.errors import NoEvaluationError
+from serve.core.service import SearchService
 
 if TYPE_CHECKING:
+    from retrieval.evaluation.findings import Findings
     from retrieval.evaluation.report import Report
 
-_CACHED_REPORTS = 32  # a report of a large gallery takes a second to read
+_CACHED_REPORTS = 8  # a report of a large gallery takes a second to read
 
 router = APIRouter()
-
-
-class EvaluationMetric(BaseModel):
-    """A metric of the results."""
-
-    key: str = Field(description="Key of its values.", examples=["recall_at_1"])
-    title: str = Field(examples=["Recall@1"])
-    meaning: str = Field(examples=["queries with an image of their class in the top 1"])
-
-
-class EvaluationResult(BaseModel):
-    """The values of one model."""
-
-    title: str = Field(examples=["after training"])
-    by: str | None = Field(description="Labels that count as classes, if they are not those of the gallery.")
-    values: dict[str, float] = Field(
-        description="Values in 0..1 by metric key.", examples=[{"recall_at_1": 0.93, "map_at_r": 0.71}]
-    )
-    intervals: dict[str, tuple[float, float]] = Field(
-        description="95% confidence intervals by metric key.", examples=[{"recall_at_1": [0.9, 0.95]}]
-    )
-
-
-class EvaluationAnswer(BaseModel):
-    """The newest evaluation report of the gallery."""
-
-    created: str = Field(description="Time of the evaluation, ISO 8601, UTC.")
-    data: str = Field(description="The query images.", examples=["folder:shop"])
-    protocol: str = Field(
-        description="The searched set.", examples=["each searched for among all the others"]
-    )
-    images: int = Field(description="Number of query images.")
-    classes: int = Field(description="Number of their classes.")
-    results: list[EvaluationResult] = Field(
-        description="Published results first, then baselines, the model of the gallery last."
-    )
-    metrics: list[EvaluationMetric] = Field(description="The metrics of the results.")
 
 
 @router.get(
@@ -71,23 +47,94 @@ async def evaluation(service: Service) -> EvaluationAnswer:
     return await asyncio.to_thread(_newest, service.folder)
 
 
+@router.get(
+    "/evaluation/classes",
+    summary="The classes of an evaluation, the worst first.",
+    response_model=ClassesAnswer,
+    responses=documented(NoEvaluationError, InputError, *COMMON),
+)
+async def evaluation_classes(service: Service, asked: Annotated[ClassesParameters, Query()]) -> ClassesAnswer:
+    """Recall@1 of each class with its confidence interval, and the class that its queries find instead."""
+    return await asyncio.to_thread(_classes, service.folder, asked)
+
+
+@router.get(
+    "/evaluation/queries",
+    summary="The queries of a class, and what each found first.",
+    response_model=QueriesAnswer,
+    responses=documented(NoEvaluationError, InputError, *COMMON),
+)
+async def evaluation_queries(service: Service, asked: Annotated[QueriesParameters, Query()]) -> QueriesAnswer:
+    """The wrong ones first."""
+    return await asyncio.to_thread(_queries, service, asked)
+
+
 def _newest(gallery: Path) -> EvaluationAnswer:
+    return answer_of(_find(gallery, None)[1])
+
+
+def _find(gallery: Path, name: str | None) -> tuple[str, Report]:
+    """Return the name and content of a report; of the newest that can be read without a name."""
     from retrieval.evaluation.report import REPORT_FILE, kept_reports
 
     for folder in reversed(kept_reports(gallery)):
-        try:
-            return _read(folder, (folder / REPORT_FILE).stat().st_mtime_ns)
-        except (InputError, OSError):  # damaged, of another format, or just deleted
-            continue
-    raise NoEvaluationError("the gallery keeps no evaluation; `lookalike evaluate` writes one")
+        if name in (None, folder.name):
+            try:
+                return folder.name, _read(folder, (folder / REPORT_FILE).stat().st_mtime_ns)
+            except (InputError, OSError):  # damaged, of another format, or just deleted
+                continue
+    missing = "it is gone, or cannot be read" if name else "`lookalike evaluate` writes one"
+    raise NoEvaluationError(f"the gallery keeps no {'such ' if name else ''}evaluation; {missing}")
 
 
 @lru_cache(_CACHED_REPORTS)
-def _read(folder: Path, modified: int) -> EvaluationAnswer:
+def _read(folder: Path, modified: int) -> Report:
     """Read a report; the time of its modification is part of the cache key."""
     from retrieval.evaluation.report import Report
 
-    return answer_of(Report.load(folder))
+    return Report.load(folder)
+
+
+def _findings(gallery: Path, name: str | None) -> tuple[str, Findings]:
+    found, report = _find(gallery, name)
+    if report.findings is None:
+        raise NoEvaluationError("this report has no mistakes by class: evaluate again")
+    return found, report.findings
+
+
+def _classes(gallery: Path, asked: ClassesParameters) -> ClassesAnswer:
+    name, findings = _findings(gallery, asked.report)
+    classes = findings.class_results()
+    found = [one for one in classes if asked.find.casefold() in one.name.casefold()]
+    page = found[asked.offset : asked.offset + asked.limit]
+    fields = ("name", "queries", "right", "recall_at_1", "interval", "mistaken_for")
+    rows = [ClassNumbers(**{field: getattr(one, field) for field in fields}) for one in page]
+    return ClassesAnswer(report=name, classes=rows, total=len(found))
+
+
+def _queries(service: SearchService, asked: QueriesParameters) -> QueriesAnswer:
+    name, findings = _findings(service.folder, asked.report)
+    gallery, queries = service.gallery, findings.queries
+
+    def image(path: str, label: str | None) -> EvaluatedImage:
+        item = gallery.item_at(findings.absolute(path))
+        thumbnail = None if item is None else f"{service.address}/images/{item}/thumbnail"
+        return EvaluatedImage(id=item, file=Path(path).name, label=label, thumbnail=thumbnail)
+
+    def answered(query: int) -> AnsweredQuery:
+        answer = findings.nearest(query)
+        assert answer is not None  # of `answered_queries`
+        return AnsweredQuery(
+            query=image(queries.path[query], asked.label),
+            answer=image(answer.path, answer.label),
+            score=min(1.0, answer.score),
+            right=answer.right,
+            first_right=queries.first_right[query],
+        )
+
+    found = findings.answered_queries(asked.label)
+    shown = [answered(query) for query in found[: asked.limit]]
+    return QueriesAnswer(report=name, queries=shown, total=len(found))
 
 
 def answer_of(report: Report) -> EvaluationAnswer:

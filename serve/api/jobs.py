@@ -20,7 +20,8 @@ from retrieval.upkeep.duplicate_groups import Group
 from serve.api.bodies import JSON, read_body
 from serve.api.context import GalleryJobs, Service
 from serve.api.errors import BODY, COMMON, documented, validate
-from serve.api.evaluation import EvaluationAnswer, answer_of
+from serve.api.evaluation import answer_of
+from serve.api.evaluation_schemas import EvaluationAnswer
 from serve.api.job_schemas import (
     DuplicateGroup,
     DuplicatesAnswer,

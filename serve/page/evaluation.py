@@ -15,7 +15,7 @@ from serve.core.analyses import evaluate, hide_paths
 from serve.core.background import Background
 from serve.core.errors import BusyError
 from serve.core.service import SearchService
-from serve.page.assets import render, script
+from serve.page.assets import module, render, script
 from serve.page.figures import Figures
 from serve.page.messages import error_message, html_or_error, note, progress
 from serve.page.reports import ReportChoice, Reports
@@ -59,6 +59,13 @@ class EvaluationTab(Tab):
                 **plain,
             ),
             report=gr.HTML("", elem_id="report", js_on_load=script("search_item"), **plain),
+        )
+        gr.HTML(
+            "",
+            elem_id="classes",
+            html_template=render("classes"),
+            js_on_load=module("classes", self._service.summary().address),
+            **plain,
         )
 
     def connect(self) -> None:

@@ -115,11 +115,37 @@ def test_reports_are_chosen_and_compared(page: Page) -> None:
     expect(page.locator("#report")).not_to_contain_text("difference to")
 
 
+def test_every_class_can_be_looked_into(page: Page, gallery: Gallery) -> None:
+    """The table and the pairs are those of the report; an image opens, and the class is in the address."""
+    report = Report.load(kept_reports(gallery.folder)[-1])
+    assert report.findings
+    classes = report.findings.class_results()
+    panel = page.get_by_test_id("classes")
+    expect(panel.locator("tbody tr")).to_have_count(len(classes))
+    expect(panel.locator("tbody tr").first).to_contain_text(classes[0].name)
+    last = classes[-1].name
+    panel.get_by_label("Find a class").fill(last.upper())
+    expect(panel.locator("tbody tr")).to_have_count(sum(last in one.name for one in classes))
+    panel.get_by_role("rowheader").get_by_role("button", name=last, exact=True).click()
+    queries = report.findings.answered_queries(last)
+    pairs = page.get_by_test_id("class-queries").get_by_role("listitem")
+    expect(pairs).to_have_count(len(queries))
+    page.reload(wait_until="domcontentloaded")
+    expect(pairs).to_have_count(len(queries))
+    path = report.findings.absolute(report.findings.queries.path[queries[0]])
+    pairs.first.get_by_role("button").first.click()
+    expect(page).to_have_url(re.compile(rf"open={gallery.item_at(path)}\b"))
+    expect(page.get_by_role("dialog")).to_be_visible()
+
+
 def test_triplet_diagram_is_computed_on_demand(page: Page) -> None:
     button = page.get_by_role("button", name="Triplet diagram")
     button.press("Enter")
     expect(page.get_by_role("img", name="Triplet diagram")).to_be_visible()
     expect(page.get_by_role("button", name="Triplet diagram", pressed=True)).to_be_focused()
+    expect(page).to_have_url(re.compile("figure=triplets"))
+    page.reload(wait_until="domcontentloaded")
+    expect(page.get_by_role("img", name="Triplet diagram")).to_be_visible()
     button.press("Enter")
     expect(page.get_by_role("img", name="Triplet diagram")).to_have_count(0)
 

@@ -10,6 +10,7 @@ const fill = () => {
   form.against.parentElement.hidden = !others.length;
   form.report.value = report;
   form.against.value = against;
+  document.dispatchEvent(new CustomEvent('lookalike:report'));
 };
 const choose = (report, against) => {
   props.value = {...props.value, report, against};

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from retrieval import Gallery
@@ -25,8 +26,14 @@ def folder(shop_gallery: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def client(folder: Path) -> Iterator[Client]:
-    with answering(create_app(SearchService(folder), page=False)) as url, Client(url) as client:
+def server(folder: Path) -> Iterator[str]:
+    with answering(create_app(SearchService(folder), page=False)) as url:
+        yield url
+
+
+@pytest.fixture
+def client(server: str) -> Iterator[Client]:
+    with Client(server) as client:
         yield client
 
 
@@ -49,6 +56,42 @@ def test_newest_report_is_returned(client: Client, folder: Path) -> None:
     assert [(one.title, one.by, one.values) for one in found.results] == [
         ("a, by chain", "chain", {"nmi": 0.5})
     ]
+
+
+def test_classes_and_their_queries_are_those_of_the_report(server: str, folder: Path) -> None:
+    findings = evaluate_and_keep(Gallery(folder)).findings
+    assert findings
+    (name,) = (report.name for report in kept_reports(folder))
+    numbers = {one.name: one for one in findings.class_results()}
+    http = httpx.Client(base_url=f"{server}/v1/evaluation")
+    found = http.get("classes").json()
+    assert (found["report"], found["total"]) == (name, 3)
+    recalls = [one["recall_at_1"] for one in found["classes"]]
+    assert recalls == sorted(recalls)
+    for one in found["classes"]:
+        expected = numbers[one["name"]]
+        assert (one["queries"], one["right"]) == (expected.queries, expected.right)
+        assert one["interval"][0] <= one["recall_at_1"] <= one["interval"][1]
+    rest = http.get("classes", params={"offset": 1, "limit": 1, "report": name}).json()
+    assert rest["classes"] == found["classes"][1:2]
+    assert [one["name"] for one in http.get("classes?find=RE").json()["classes"]] == [
+        one["name"] for one in found["classes"] if "re" in one["name"]
+    ]
+    labels = {id: item.label for id, item in Gallery(folder).items(range(1, 25)).items()}
+    for label in numbers:
+        answered = http.get("queries", params={"label": label}).json()
+        assert answered["total"] == len(answered["queries"]) == 8
+        assert [one["right"] for one in answered["queries"]] == sorted(
+            one["right"] for one in answered["queries"]
+        )
+        for one in answered["queries"]:
+            assert labels[one["query"]["id"]] == one["query"]["label"] == label
+            assert one["right"] == (labels[one["answer"]["id"]] == label) == (one["first_right"] == 1)
+            assert Gallery(folder).search_id(one["query"]["id"], 1)[0].id == one["answer"]["id"]
+            assert "/" not in one["query"]["file"]
+    refused = http.get("queries?label=rd").json()
+    assert refused["detail"].endswith("there is no class 'rd' in this report; did you mean 'red'?")
+    assert http.get("classes?report=other").json()["code"] == "no-evaluation"
 
 
 def test_paths_of_the_server_are_hidden(client: Client, folder: Path) -> None:

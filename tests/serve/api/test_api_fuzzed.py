@@ -43,6 +43,8 @@ OPERATIONS = [
     ("PATCH", "/items/{number}"),
     ("POST", "/items:remove"),
     ("POST", "/heatmap"),
+    ("GET", "/evaluation/classes"),
+    ("GET", "/evaluation/queries"),
     ("POST", "/preview"),
     ("POST", "/pictures"),
     ("GET", "/pictures/{id}"),

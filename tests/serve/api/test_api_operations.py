@@ -140,6 +140,8 @@ def test_openapi_description_is_complete(described: dict[str, Any]) -> None:
         "keep_image",
         "undo_decision",
         "evaluation",
+        "evaluation_classes",
+        "evaluation_queries",
         "healthz",
         "readyz",
         "metrics",

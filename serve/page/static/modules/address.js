@@ -1,6 +1,6 @@
 // The state of the page, which is in its address: a reload, Back and a copied link restore it.
 
-const TEXTS = ['text', 'without', 'where', 'group_by', 'tab', 'colour', 'view', 'order', 'sort', 'report', 'against'];
+const TEXTS = ['text', 'without', 'where', 'group_by', 'tab', 'colour', 'view', 'order', 'sort', 'report', 'against', 'class', 'figure'];
 const NUMBERS = ['min_score', 'min_probability', 'open'];
 
 /**
@@ -12,7 +12,7 @@ const NUMBERS = ['min_score', 'min_probability', 'open'];
 /** The state without a query. Views are in `like` and `unlike`; `open` is the item in the dialog. */
 export const EMPTY = Object.freeze({
   like: [], unlike: [], text: '', without: '', where: '', group_by: '', tab: '', picked: [],
-  min_score: null, min_probability: null, open: null, marks: false, colour: '', highlight: [], view: '', order: '', sort: '', report: '', against: '',
+  min_score: null, min_probability: null, open: null, marks: false, colour: '', highlight: [], view: '', order: '', sort: '', report: '', against: '', class: '', figure: '',
 });
 
 const KINDS = ['picture', 'shared', 'url'];
