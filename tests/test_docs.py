@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from train import losses
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PACKAGES = "retrieval|train|serve|export|recipes|tests|benchmarks"
@@ -46,6 +48,12 @@ def test_named_modules_and_attributes_exist(page: Path) -> None:
 def test_links_lead_to_files(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text())
     assert not {link for link in links if "://" not in link and not (page.parent / link).exists()}
+
+
+def test_losses_page_says_when_to_take_each_part() -> None:
+    rows = set(re.findall(r"^\| `([\w-]+)` \| \S", (ROOT / "docs" / "losses.md").read_text(), re.MULTILINE))
+    every = {name for kind in ("loss", "negatives", "mining", "regularizer") for name in losses.names(kind)}
+    assert rows - {"batch"} == every
 
 
 def test_glossary_is_in_alphabetical_order() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import commands
+import losses
 import repository
 import settings
 import yaml
@@ -26,7 +27,7 @@ def write(out: Path) -> None:
     shutil.rmtree(out, ignore_errors=True)
     folder = out / "pages"
     repository.copy_files(folder)
-    made = repository.pages() | commands.pages() | settings.pages()
+    made = repository.pages() | commands.pages() | losses.pages() | settings.pages()
     for name, text in made.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)

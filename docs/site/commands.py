@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import inspect
 import re
 from collections import Counter
@@ -12,9 +11,6 @@ import click
 import repository
 
 from retrieval.cli import COMMANDS, cli
-
-_SPECIAL = re.compile(r"([\\*_\[\]#|])")
-_KEPT = re.compile(r"(`[^`]+`|docs/[a-z_]+\.md)")  # code, and names of pages
 
 
 def pages() -> dict[str, str]:
@@ -62,7 +58,7 @@ def _describe(
         for parameter in command.get_params(context):
             names, text = parameter.get_help_record(context) or ("", "")
             if text and parameter.name != "help":
-                yield from (f"`{names}`", f":   {_escaped(text)}", "")
+                yield from (f"`{names}`", ":   " + repository.prose(text, "../"), "")
         if command.epilog:
             yield from ("Settings of `--set` and their defaults: [Settings](../settings.md).", "")
         if isinstance(command, click.Group):
@@ -78,25 +74,14 @@ def _prose(text: str) -> Iterator[str]:
         kept = block.startswith("\b")
         lines = block.removeprefix("\b").strip("\n").splitlines()
         if not kept:
-            yield from (_escaped(" ".join(line.strip() for line in lines)), "")
+            yield from (repository.prose(" ".join(line.strip() for line in lines), "../"), "")
             continue
         start = next((i for i, line in enumerate(lines) if line.startswith("  ")), len(lines))
         if start:
-            yield from (_escaped(" ".join(lines[:start])), "")
+            yield from (repository.prose(" ".join(lines[:start]), "../"), "")
         if lines[start:]:
             language = "sh" if "lookalike " in lines[start] else "text"
             yield from (f"```{language}", *(line.removeprefix("  ") for line in lines[start:]), "```", "")
-
-
-def _escaped(text: str) -> str:
-    """Return text with links to pages, and the special characters of Markdown escaped outside of code."""
-    return "".join(_escaped_part(part) for part in _KEPT.split(text))
-
-
-def _escaped_part(part: str) -> str:
-    if part in repository.PLACES:
-        return f"[{repository.title(part)}](../{repository.PLACES[part]})"
-    return part if part.startswith("`") else _SPECIAL.sub(r"\\\1", html.escape(part, quote=False))
 
 
 def _mentions() -> dict[str, list[tuple[str, str]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import posixpath
 import re
 import shutil
@@ -23,6 +24,8 @@ PLACES = {
 _PART = re.compile(
     r"^```.*?^```|\[((?:`[^`\n]+`|[^][`])*)\]\(([^()\s]+)\)|`[^`\n]+`", re.MULTILINE | re.DOTALL
 )
+_SPECIAL = re.compile(r"([\\*_\[\]#|])")
+_KEPT = re.compile(r"(`[^`]+`|docs/[a-z_]+\.md)")  # code, and names of pages
 
 
 def pages() -> dict[str, str]:
@@ -46,6 +49,22 @@ def copy_files(folder: Path) -> None:
 def title(source: str) -> str:
     """Return the title of a page of the repository."""
     return (ROOT / source).read_text().partition("\n")[0].removeprefix("# ")
+
+
+def prose(text: str, up: str) -> str:
+    """Return plain text as Markdown: special characters escaped outside of code, names of pages as links.
+
+    Args:
+        text: Plain text with code between backticks.
+        up: Way from the page to the top of the site, as in "../".
+    """
+
+    def part(words: str) -> str:
+        if words in PLACES:
+            return f"[{title(words)}]({up}{PLACES[words]})"
+        return words if words.startswith("`") else _SPECIAL.sub(r"\\\1", html.escape(words, quote=False))
+
+    return "".join(map(part, _KEPT.split(text)))
 
 
 def _with_links_of_site(text: str, source: str) -> str:

@@ -17,6 +17,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from retrieval.cli import COMMANDS, cli
+from train import losses
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,6 +83,21 @@ def test_no_help_text_is_left_unrendered(site: Path) -> None:
         assert not re.search(r"\x08|\x0c|```|\\[_*<\[]|\]\(|&lt;", words(page)), page.name
 
 
+def test_every_part_of_a_loss_has_a_page_with_formula_use_and_settings(site: Path) -> None:
+    for kind in ("loss", "negatives", "mining", "regularizer"):
+        for name, entry in losses.names(kind).items():
+            page = site / "losses" / kind / f"{name}.html"
+            text = page.read_text()
+            (formula,) = re.findall(r"<math.*?</math>", text, re.DOTALL)
+            assert "\\" not in formula, name  # a command of LaTeX that was not understood
+            assert "Take it when" in text, name
+            assert text.count('class="curve"') == (0 if kind == "mining" else 2), name
+            assert "nan" not in "".join(re.findall(r'class="curve" d="([^"]*)"', text)), name
+            settings = re.findall(r"<tr>\s*<td><code>(\w+)</code></td>(.*?)</tr>", text, re.DOTALL)
+            assert {setting for setting, _ in settings} == set(entry.parameters), name
+            assert not [setting for setting, cells in settings if "<td></td>" in cells], name
+
+
 @pytest.mark.browser
 def test_pages_and_search_need_no_other_host(address: str, browser: Browser) -> None:
     context = browser.new_context()
@@ -90,7 +106,7 @@ def test_pages_and_search_need_no_other_host(address: str, browser: Browser) -> 
     problems: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
-    for name in ("index", "commands/train", "experiments"):
+    for name in ("index", "commands/train", "losses/loss/sct", "experiments"):
         page.goto(f"{address}/{name}.html")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.get_by_role("textbox", name="Search").fill("half-whitening")

@@ -49,6 +49,7 @@ def _entry_facts(entry: Entry) -> dict[str, Any]:
         "summary": entry.summary,
         "details": entry.details,
         "source": entry.source,
+        "formula": entry.formula,
         "parameters": {name: str(parameter) for name, parameter in entry.parameters.items()},
         **({"negatives": entry.negatives, "mining": entry.mining} if entry.kind == "loss" else {}),
         **({"default_weight": 1.0, "mean_weight": entry.mean_weight} if entry.kind == "regularizer" else {}),

@@ -34,7 +34,17 @@ def _over_classes(total: Tensor, count: Tensor, classes: Classes) -> Tensor:
     return total if classes == "sum" else total / count.clamp(min=1)
 
 
-@register("regularizer", "wasserstein", source="DCDL (2022), eqs. 10-13", mean_weight=_MEAN_WEIGHT)
+@register(
+    "regularizer",
+    "wasserstein",
+    source="DCDL (2022), eqs. 10-13",
+    formula=(
+        r"-\sum_k \underset{T}{\min} \left( \sum_{u, v} T_{uv} D_{uv}"
+        r" + \epsilon \operatorname{KL}(T \mid \operatorname{uniform}) \right),"
+        r" \quad D_{uv} = \frac{1}{2} \lVert u - v \rVert^2"
+    ),
+    mean_weight=_MEAN_WEIGHT,
+)
 class Wasserstein(nn.Module):
     """Minus the transport cost between each class and all others, cost D = ‖u - v‖² / 2: entropic or exact.
 
@@ -194,7 +204,16 @@ class _ScaledKernel(_Kernel):
         raise NotImplementedError
 
 
-@register("regularizer", "mmd-laplacian", source="DCDL (2022), eqs. 15-16", mean_weight=_MEAN_WEIGHT)
+@register(
+    "regularizer",
+    "mmd-laplacian",
+    source="DCDL (2022), eqs. 15-16",
+    formula=(
+        r"-\sum_k \left( \operatorname{E} \kappa(u, u') + \operatorname{E} \kappa(v, v')"
+        r" - 2 \operatorname{E} \kappa(u, v) \right), \quad \kappa(u, v) = e^{-\lVert u - v \rVert / \sigma}"
+    ),
+    mean_weight=_MEAN_WEIGHT,
+)
 class LaplacianMMD(_ScaledKernel):
     """Minus the squared maximum mean discrepancy of each class and all others, kernel exp(-d / sigma).
 
@@ -213,7 +232,17 @@ class LaplacianMMD(_ScaledKernel):
         return (-view.within.own_distance / width).exp()
 
 
-@register("regularizer", "mmd-gaussian", source="DCDL (2022), eqs. 15-16", mean_weight=_MEAN_WEIGHT)
+@register(
+    "regularizer",
+    "mmd-gaussian",
+    source="DCDL (2022), eqs. 15-16",
+    formula=(
+        r"-\sum_k \left( \operatorname{E} \kappa(u, u') + \operatorname{E} \kappa(v, v')"
+        r" - 2 \operatorname{E} \kappa(u, v) \right), \quad \kappa(u, v) = e^{-\lVert u - v"
+        r" \rVert^2 / (2 \sigma^2)}"
+    ),
+    mean_weight=_MEAN_WEIGHT,
+)
 class GaussianMMD(_ScaledKernel):
     """Minus the squared maximum mean discrepancy of each class and all others, kernel exp(-d² / (2 sigma²)).
 
@@ -227,7 +256,16 @@ class GaussianMMD(_ScaledKernel):
         return (-view.within.own_square / (2 * width**2)).exp()
 
 
-@register("regularizer", "energy", source="DCDL (2022), eq. 14", mean_weight=_MEAN_WEIGHT)
+@register(
+    "regularizer",
+    "energy",
+    source="DCDL (2022), eq. 14",
+    formula=(
+        r"-\sum_k \left( \operatorname{E} D(u, v) - \frac{1}{2} \operatorname{E} D(u, u')"
+        r" - \frac{1}{2} \operatorname{E} D(v, v') \right), \quad D(u, v) = \frac{1}{2} \lVert u - v \rVert^2"
+    ),
+    mean_weight=_MEAN_WEIGHT,
+)
 class Energy(_Kernel):
     """Minus the energy distance of each class and all others: E D(U, V) - (E D(U, U) + E D(V, V)) / 2.
 

@@ -28,7 +28,13 @@ def soft_histogram(values: Tensor, mask: Tensor, low: float, high: float, bins: 
     return counts.scatter_add(1, left + 1, share)
 
 
-@register("loss", "histogram", source="Ustinova and Lempitsky (NeurIPS 2016), eq. 4", refusal=REFUSAL)
+@register(
+    "loss",
+    "histogram",
+    source="Ustinova and Lempitsky (NeurIPS 2016), eq. 4",
+    formula=r"\sum_{r = 0}^{\text{bins}} h^-_r \sum_{q = 0}^{r} h^+_q",
+    refusal=REFUSAL,
+)
 class HistogramLoss(nn.Module):
     """Probability that a random negative is more similar than a random positive, Σ_r h⁻_r Φ⁺_r.
 
@@ -55,7 +61,16 @@ class HistogramLoss(nn.Module):
         return ratio(soft_histogram(cosine, mask, -1, 1, self.bins).sum(0), mask.sum())  # [bins + 1]
 
 
-@register("loss", "fast-ap", source="Cakir et al. (CVPR 2019), eq. 7", refusal=REFUSAL)
+@register(
+    "loss",
+    "fast-ap",
+    source="Cakir et al. (CVPR 2019), eq. 7",
+    formula=(
+        r"1 - \frac{1}{B} \sum_i \frac{1}{|P_i|} \sum_{b = 0}^{\text{bins}} h^+_{ib}"
+        r" \frac{H^+_{ib}}{H_{ib}}"
+    ),
+    refusal=REFUSAL,
+)
 class FastAP(nn.Module):
     """1 - the mean over anchors of their average precision, from soft histograms of squared distances.
 

@@ -20,6 +20,11 @@ from train.losses.view import Table, View
     "loss",
     "margin",
     source="Wu et al. (ICCV 2017), eq. 5",
+    formula=(
+        r"\frac{1}{\operatorname{active}} \sum_{(a, p, n) \in \mathcal{T}} \left("
+        r" \left[ d_{ap} - \text{boundary} + \text{margin} \right]_+"
+        r" + \left[ \text{boundary} - d_{an} + \text{margin} \right]_+ \right)"
+    ),
     mining=("triplet",),
     default_mining={"positive": "all", "negative": "distance-weighted"},
     refusal="it has no positive pair to synthesise from, and mines by the rules of the triplet miner",

@@ -35,22 +35,30 @@ class Mined(NamedTuple):
     "mining",
     "triplet",
     source="SCT (ECCV 2020), section 3; FaceNet (CVPR 2015); Wu et al. (ICCV 2017)",
+    formula=(
+        r"p_{\operatorname{easy}} = \underset{j \in P_a}{\operatorname{argmax}} \, s_{aj},"
+        r" \quad n_{\operatorname{hard}} = \underset{k \in N_a}{\operatorname{argmax}} \, s_{ak},"
+        r" \quad n_{\operatorname{semi-hard}} = \underset{k \in N_a, \, s_{ak} <"
+        r" s_{ap}}{\operatorname{argmax}} \, s_{ak}"
+    ),
     inert=(Inert("fallback", lambda o: o["negative"] != "semi-hard", "without negative: semi-hard"),),
 )
 class TripletMiner:
     """Choose the positives and the negatives of every anchor.
 
-    `positive`: the easy (most similar), the hard (least similar), all, or a random one; if it is left out,
-    easy in triplet losses, all in pair losses and in `margin`. `negative`, one for each chosen positive: the
-    hard (most similar), the semi-hard (most similar of those strictly less similar than the positive), all,
-    a random one, or one drawn with a probability that makes all distances equally likely
-    (distance-weighted). An anchor without a semi-hard negative is dropped, or takes its farthest negative
-    (`fallback`). Positives more similar than `duplicate_above` are copies and do not count.
-
     A pair loss takes the pairs (anchor, positive) and (anchor, negative) that occur in at least one of these
     triplets, each of them once. RAW, table 1, names the two samplings (distance-weighted, semi-hard) without
     details; one negative for each positive pair is the sampling of the papers that it cites, Wu et al. and
     FaceNet, and a set of pairs is what RAW, eq. 17, sums over.
+
+    Args:
+        positive: The easy (most similar), the hard (least similar), all, or a random one; if it is left out,
+            easy in triplet losses, all in pair losses and in `margin`.
+        negative: One for each chosen positive: the hard (most similar), the semi-hard (most similar of those
+            strictly less similar than the positive), all, a random one, or one drawn with a probability that
+            makes all distances equally likely (distance-weighted).
+        fallback: An anchor without a semi-hard negative is dropped, or takes its farthest negative.
+        duplicate_above: Positives more similar than this are copies and do not count.
     """
 
     def __init__(
@@ -181,10 +189,23 @@ def distance_logits(cosine: Tensor, dim: int, nearest: float = 0.5, cutoff: floa
     return torch.where(square <= cutoff**2, logits, -1e6)
 
 
-@register("mining", "vthm", source="RAW (ICLR 2020 submission), section 5.1; multi-similarity (CVPR 2019)")
+@register(
+    "mining",
+    "vthm",
+    source="RAW (ICLR 2020 submission), section 5.1; multi-similarity (CVPR 2019)",
+    formula=(
+        r"\tilde{P}_i = \{ j \in P_i : s_{ij} < \underset{k \in N_i}{\max} \, s_{ik} + \text{margin} \},"
+        r" \quad \tilde{N}_i = \{ k \in N_i : s_{ik} > \underset{j \in P_i}{\min} \, s_{ij} -"
+        r" \text{margin} \}"
+    ),
+)
 class VariableThresholdMiner:
     """Keep negatives above the least similar positive - margin, and positives below the most similar
-    negative + margin."""
+    negative + margin.
+
+    Args:
+        margin: Margin in units of the cosine; below 0 it keeps fewer pairs.
+    """
 
     random = False
 
@@ -218,7 +239,15 @@ class DrawnTriplets(NamedTuple):
     valid: Tensor  # [T] bool
 
 
-@register("mining", "rand-disjoint", source="LoOp (ICCV 2021), table 3")
+@register(
+    "mining",
+    "rand-disjoint",
+    source="LoOp (ICCV 2021), table 3",
+    formula=(
+        r"\mathcal{T} = \{ (a_t, p_t, n_t) \}, \quad |\mathcal{T}| \leq \left\lfloor \frac{B}{3}"
+        r" \right\rfloor"
+    ),
+)
 class RandomDisjointMiner:
     """Draw random triplets in which every sample occurs at most once.
 

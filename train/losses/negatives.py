@@ -25,8 +25,9 @@ Select = Callable[[Tensor], tuple[Tensor, Tensor]]
 class NegativeSource:
     """Base class of sources of negatives.
 
-    The odd sample of a class has no pair: it is ignored (`leftover: drop`), or joins the negatives as a pair
-    of two equal members (`degenerate`).
+    Args:
+        leftover: What the odd sample of a class, which has no pair, does: it is ignored (drop), or joins the
+            negatives as a pair of two equal members (degenerate).
 
     Attributes:
         wide: Compute in float64.
@@ -68,7 +69,15 @@ class NegativeSource:
         raise NotImplementedError
 
 
-@register("negatives", "optimal", source="LoOp (ICCV 2021), section 3.2")
+@register(
+    "negatives",
+    "optimal",
+    source="LoOp (ICCV 2021), section 3.2",
+    formula=(
+        r"d_{pq} = \min \lVert u - v \rVert, \quad u \in \operatorname{arc}(z_i, z_j), \; v \in"
+        r" \operatorname{arc}(z_k, z_l)"
+    ),
+)
 class OptimalArcs(NegativeSource):
     """The closest points of the two great-circle arcs between the members of each pair."""
 
@@ -80,7 +89,15 @@ class OptimalArcs(NegativeSource):
         return closest_on_arcs(t)
 
 
-@register("negatives", "optimal-segment", source="LoOp (ICCV 2021), section 4.2, eqs. 17-21")
+@register(
+    "negatives",
+    "optimal-segment",
+    source="LoOp (ICCV 2021), section 4.2, eqs. 17-21",
+    formula=(
+        r"d_{pq} = \underset{0 \leq s, t \leq 1}{\min}"
+        r" \lVert (1 - s) x_i + s x_j - (1 - t) x_k - t x_l \rVert"
+    ),
+)
 class OptimalSegments(NegativeSource):
     """The closest points of the two straight segments between the members, which are not brought back to the
     sphere.
@@ -196,7 +213,15 @@ class _PointCloud(NegativeSource):
         return best, which
 
 
-@register("negatives", "symmetric", source="Symm (AAAI 2020), eqs. 1-2")
+@register(
+    "negatives",
+    "symmetric",
+    source="Symm (AAAI 2020), eqs. 1-2",
+    formula=(
+        r"x_i' = \beta \frac{\lVert x_i \rVert}{\lVert e_i \rVert} e_i,"
+        r" \quad e_i = \alpha (r_i - x_i) + x_i, \quad r_i = \frac{x_i \cdot x_j}{\lVert x_j \rVert^2} x_j"
+    ),
+)
 class Symmetric(_PointCloud):
     """The members of each pair and their mirror images in each other's axis: 4 x 4 combinations. Symm's
     triplet loss (eq. 4) is squared: `{name: triplet, squared: true, negatives: symmetric}`.
@@ -211,7 +236,6 @@ class Symmetric(_PointCloud):
         beta: Length of the point relative to that of x.
         top_k: Which of the combinations counts: the k-th hardest alone (Fig. 5: "the harder the pair
             selected, the higher the performance"; the paper gives no formula). 1 is the hardest.
-        leftover: See NegativeSource.
     """
 
     def __init__(
@@ -247,9 +271,21 @@ class Symmetric(_PointCloud):
         return values[-1], places[-1]
 
 
-@register("negatives", "interpolated", source="Embedding expansion (CVPR 2020)")
+@register(
+    "negatives",
+    "interpolated",
+    source="Embedding expansion (CVPR 2020)",
+    formula=(
+        r"u_l = \frac{(1 - t) z_i + t z_j}{\lVert (1 - t) z_i + t z_j \rVert},"
+        r" \quad t = \frac{l}{\text{points} + 1}, \quad l = 0, \dots, \text{points} + 1"
+    ),
+)
 class Interpolated(_PointCloud):
-    """The members of each pair and points evenly spaced between them, re-normalised on the sphere."""
+    """The members of each pair and points evenly spaced between them, re-normalised on the sphere.
+
+    Args:
+        points: Number of points between the members.
+    """
 
     prefers = ("cosine",)
 

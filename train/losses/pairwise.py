@@ -55,7 +55,15 @@ class PairTerm(nn.Module):
 
 
 @register(
-    "loss", "contrastive", source="RAW eq. 5", mining=("vthm", "triplet"), refusal=f"contrastive {NO_PAIRS}"
+    "loss",
+    "contrastive",
+    source="RAW eq. 5",
+    formula=(
+        r"\frac{1}{B} \sum_i \left( \sum_{j \in P_i} \left( \text{positive\_offset} - s_{ij} \right)"
+        r" + \sum_{k \in N_i} \left[ s_{ik} - \text{threshold} \right]_+ \right)"
+    ),
+    mining=("vthm", "triplet"),
+    refusal=f"contrastive {NO_PAIRS}",
 )
 class Contrastive(PairTerm):
     """Per anchor, the sum of positive_offset - s over positives and of [s - threshold]_+ over negatives.
@@ -89,6 +97,12 @@ class Contrastive(PairTerm):
     "loss",
     "binomial-deviance",
     source="RAW eq. 12",
+    formula=(
+        r"\frac{1}{B} \sum_i \left( \frac{1}{|P_i|} \sum_{j \in P_i}"
+        r" \log \left( 1 + e^{\alpha (\text{threshold} - s_{ij})} \right)"
+        r" + \frac{1}{|N_i|} \sum_{k \in N_i} \log \left( 1 + e^{\beta (s_{ik} -"
+        r" \text{threshold})} \right) \right)"
+    ),
     mining=("vthm", "triplet"),
     refusal=f"binomial deviance {NO_PAIRS}",
 )
@@ -136,6 +150,10 @@ class BinomialDeviance(PairTerm):
     "loss",
     "equal-weight",
     source="RAW table 1",
+    formula=(
+        r"\frac{1}{B} \sum_i \left( \frac{1}{|\tilde{P}_i|} \sum_{j \in \tilde{P}_i} (1 - s_{ij})"
+        r" + \frac{1}{|\tilde{N}_i|} \sum_{k \in \tilde{N}_i} s_{ik} \right)"
+    ),
     mining=("vthm", "triplet"),
     default_mining={"name": "vthm"},
     refusal=f"equal weighting {NO_PAIRS}",
@@ -161,6 +179,14 @@ class EqualWeight(PairTerm):
     "raw",
     "multi-similarity",
     source="RAW eq. 17; multi-similarity (CVPR 2019) eq. 15; LoOp section 3.3.4",
+    formula=(
+        r"\frac{1}{B} \sum_i \left("
+        r" \frac{1}{\alpha} \log \left( 1 + \sum_{j \in \tilde{P}_i} e^{-\alpha (s_{ij} -"
+        r" \text{threshold})} \right)"
+        r" + \frac{1}{\beta} \log \left( 1 + \sum_{k \in \tilde{N}_i} e^{\beta (s_{ik} -"
+        r" \text{threshold})} \right)"
+        r" \right)"
+    ),
     negatives=SOURCES,
     mining=("vthm", "triplet"),
     default_mining={"name": "vthm"},

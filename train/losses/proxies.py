@@ -48,7 +48,16 @@ class ProxyTerm(nn.Module):
         return view.labels[:, None] == torch.arange(self.num_classes, device=view.labels.device)
 
 
-@register("loss", "proxy-nca", source="Movshovitz-Attias et al. (ICCV 2017)", refusal=f"proxy-nca {REFUSAL}")
+@register(
+    "loss",
+    "proxy-nca",
+    source="Movshovitz-Attias et al. (ICCV 2017)",
+    formula=(
+        r"-\frac{1}{B} \sum_i \log \frac{e^{-\text{scale}^2 \, \lVert z_i - p_{y_i} \rVert^2}}"
+        r"{\sum_{c \neq y_i} e^{-\text{scale}^2 \, \lVert z_i - p_c \rVert^2}}"
+    ),
+    refusal=f"proxy-nca {REFUSAL}",
+)
 class ProxyNCA(ProxyTerm):
     """-log of exp(-‖z - p_y‖²) / Σ exp(-‖z - p_c‖²) over the other classes c.
 
@@ -74,7 +83,18 @@ class ProxyNCA(ProxyTerm):
         return torch.where(others > -torch.inf, others - positive, 0.0).mean()
 
 
-@register("loss", "proxy-anchor", source="Kim et al. (CVPR 2020), eq. 4", refusal=f"proxy-anchor {REFUSAL}")
+@register(
+    "loss",
+    "proxy-anchor",
+    source="Kim et al. (CVPR 2020), eq. 4",
+    formula=(
+        r"\frac{1}{|C^+|} \sum_{c \in C^+} \log \left( 1 +"
+        r" \sum_{y_i = c} e^{-\text{scale} (s_{ic} - \text{margin})} \right)"
+        r" + \frac{1}{|C|} \sum_{c \in C} \log \left( 1 +"
+        r" \sum_{y_i \neq c} e^{\text{scale} (s_{ic} + \text{margin})} \right)"
+    ),
+    refusal=f"proxy-anchor {REFUSAL}",
+)
 class ProxyAnchor(ProxyTerm):
     """Mean over classes in the batch of log(1 + Σ exp(-scale (s - margin))) over their samples, plus the
     mean over all classes of log(1 + Σ exp(scale (s + margin))) over the other samples.
@@ -102,6 +122,12 @@ class ProxyAnchor(ProxyTerm):
     "loss",
     "soft-triple",
     source="Qian et al. (ICCV 2019), eq. 8",
+    formula=(
+        r"-\frac{1}{B} \sum_i \log \frac{e^{\text{scale} (S_{i y_i} - \text{margin})}}"
+        r"{e^{\text{scale} (S_{i y_i} - \text{margin})} + \sum_{c \neq y_i} e^{\text{scale} \, S_{ic}}},"
+        r" \quad S_{ic} = \sum_{k = 1}^{\text{centers}}"
+        r" \frac{e^{s_{ick} / \gamma}}{\sum_l e^{s_{icl} / \gamma}} \, s_{ick}"
+    ),
     refusal=f"soft-triple {REFUSAL}",
     inert=(Inert("gamma", lambda o: o["centers"] == 1, "with one center for each class"),),
 )
@@ -141,6 +167,10 @@ class SoftTriple(ProxyTerm):
     "loss",
     "normalized-softmax",
     source="Zhai and Wu (BMVC 2019); CosFace, ArcFace (CVPR 2018, 2019)",
+    formula=(
+        r"-\frac{1}{B} \sum_i \log \frac{e^{\text{scale} (s_{i y_i} - \text{margin})}}"
+        r"{e^{\text{scale} (s_{i y_i} - \text{margin})} + \sum_{c \neq y_i} e^{\text{scale} \, s_{ic}}}"
+    ),
     refusal=f"normalized-softmax {REFUSAL}",
     inert=(Inert("margin_type", lambda o: o["margin"] == 0, "with margin 0"),),
 )

@@ -54,6 +54,7 @@ class Entry:
         summary: First paragraph of the class's docstring.
         details: The other paragraphs.
         source: Paper and equation.
+        formula: LaTeX of the value at the defaults; its `\\text` are parameters (symbols: docs/losses.md).
         parameters: Parameters by name.
         negatives: Accepted sources of negatives ("batch" is the samples themselves).
         mining: Accepted miners.
@@ -69,6 +70,7 @@ class Entry:
     summary: str
     details: str
     source: str
+    formula: str
     parameters: Mapping[str, Parameter]
     negatives: tuple[str, ...] = ("batch",)
     mining: tuple[str, ...] = ()
@@ -108,7 +110,7 @@ _ENTRIES: dict[Kind, dict[str, Entry]] = {"loss": {}, "negatives": {}, "mining":
 _SUPPLIED = frozenset({"negatives", "mining", "num_classes", "embedding_dim", "per_class"})
 
 
-def register(kind: Kind, *names: str, source: str, **traits: Any) -> Callable[[T], T]:
+def register(kind: Kind, *names: str, source: str, formula: str, **traits: Any) -> Callable[[T], T]:
     """Register a class under names; parameters come from its signature, the summary from its docstring."""
 
     def enter(cls: T) -> T:
@@ -120,7 +122,9 @@ def register(kind: Kind, *names: str, source: str, **traits: Any) -> Callable[[T
         summary, _, details = inspect.cleandoc(cls.__doc__ or "").partition("\n\n")
         summary = summary.replace("\n", " ")
         for name in names:
-            _ENTRIES[kind][name] = Entry(kind, name, cls, summary, details, source, parameters, **traits)
+            _ENTRIES[kind][name] = Entry(
+                kind, name, cls, summary, details, source, formula, parameters, **traits
+            )
         return cls
 
     return enter

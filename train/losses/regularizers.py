@@ -11,7 +11,14 @@ from train.losses.registry import register
 from train.losses.view import Measure, View
 
 
-@register("regularizer", "cross-entropy", source="DCDL (2022), section 5")
+@register(
+    "regularizer",
+    "cross-entropy",
+    source="DCDL (2022), section 5",
+    formula=(
+        r"-\frac{1}{B} \sum_i \log \frac{e^{w_{y_i} \cdot x_i + b_{y_i}}}" r"{\sum_c e^{w_c \cdot x_i + b_c}}"
+    ),
+)
 class CrossEntropy(nn.Module):
     """Cross-entropy of a linear classifier on the raw embedding, the mean over the batch.
 
@@ -34,7 +41,12 @@ class CrossEntropy(nn.Module):
         return F.cross_entropy(logits, view.labels.long())
 
 
-@register("regularizer", "spread-out", source="Zhang et al. (ICCV 2017), eq. 6")
+@register(
+    "regularizer",
+    "spread-out",
+    source="Zhang et al. (ICCV 2017), eq. 6",
+    formula=r"\bar{s}^2 + \left[ \overline{s^2} - \frac{1}{D} \right]_+",
+)
 class SpreadOut(nn.Module):
     """(mean s)² + [mean s² - 1/D]_+ of the cosines of negative pairs, as of points spread over the sphere."""
 

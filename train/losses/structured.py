@@ -58,6 +58,11 @@ class HardPairTerm(nn.Module):
     "loss",
     "hphn-triplet",
     source="LoOp section 3.3.2",
+    formula=(
+        r"\frac{1}{|\mathcal{P}|} \sum_{(i, j) \in \mathcal{P}} \left[ \max(h_i, h_j) + \text{margin}"
+        r" - \underset{k \in N_i}{\min} \, \min(d_{ik}, d_{jk}) \right]_+,"
+        r" \quad h_i = \underset{j \in P_i}{\max} \, d_{ij}"
+    ),
     negatives=SOURCES,
     refusal=f"no miner: {BY_DEFINITION}",
 )
@@ -84,7 +89,15 @@ class HardPositiveHardNegative(HardPairTerm):
 
 
 @register(
-    "loss", "lifted-hard", source="LoOp eq. 16", negatives=SOURCES, refusal=f"no miner: {BY_DEFINITION}"
+    "loss",
+    "lifted-hard",
+    source="LoOp eq. 16",
+    formula=(
+        r"\frac{1}{|\mathcal{P}|} \sum_{(i, j) \in \mathcal{P}} \left[ d_{ij} + \text{margin}"
+        r" - \underset{k \in N_i}{\min} \, \min(d_{ik}, d_{jk}) \right]_+"
+    ),
+    negatives=SOURCES,
+    refusal=f"no miner: {BY_DEFINITION}",
 )
 class LiftedHard(HardPairTerm):
     """Per alternate pair (i, j), [d_ij + margin - nearest negative of either]_+: the hard form of lifted.
@@ -128,6 +141,10 @@ class LiftedHard(HardPairTerm):
     "loss",
     "lifted",
     source="Oh Song et al. (CVPR 2016); Symm eqs. 5-6",
+    formula=(
+        r"\frac{1}{2 |\mathcal{P}|} \sum_{(i, j) \in \mathcal{P}} \left[ \log \sum_{k \in N_i}"
+        r" \left( e^{\text{margin} - d_{ik}} + e^{\text{margin} - d_{jk}} \right) + d_{ij} \right]_+^2"
+    ),
     negatives=SOURCES,
     refusal=f"no miner: {BY_DEFINITION}",
 )
@@ -196,6 +213,10 @@ class Lifted(nn.Module):
     "loss",
     "lifted-generalized",
     source="Hermans et al. (2017); RAW eq. 9, sign corrected",
+    formula=(
+        r"\frac{1}{B} \sum_i \left[ \log \sum_{j \in P_i} e^{-s_{ij}}"
+        r" + \log \sum_{k \in N_i} e^{\text{margin} + s_{ik}} \right]_+"
+    ),
     mining=("vthm", "triplet"),
     refusal=f"generalised lifted {NO_PAIRS}",
 )

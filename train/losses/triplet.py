@@ -220,6 +220,10 @@ class _Hinge(TripletTerm):
     "loss",
     "triplet",
     source="LoOp eqs. 14-15; Symm eqs. 3-4; FaceNet",
+    formula=(
+        r"\frac{1}{|\mathcal{P}|} \sum_{(a, p) \in \mathcal{P}} \sum_{n \in N_a}"
+        r" \left[ d_{ap} - d_{an} + \text{margin} \right]_+"
+    ),
     negatives=SOURCES,
     mining=("triplet", "rand-disjoint"),
     refusal=PAIRS_ONLY,
@@ -308,6 +312,10 @@ class Triplet(_Hinge):
     "loss",
     "triplet-cosine",
     source="RAW eq. 7",
+    formula=(
+        r"\frac{1}{|\mathcal{T}|} \sum_{(a, p, n) \in \mathcal{T}} \left[ s_{an} - s_{ap} +"
+        r" \text{margin} \right]_+"
+    ),
     negatives=SOURCES,
     mining=("triplet", "rand-disjoint"),
     refusal=PAIRS_ONLY,
@@ -336,6 +344,10 @@ class TripletCosine(_Hinge):
     "loss",
     "triplet-nca",
     source="SCT eq. 1",
+    formula=(
+        r"\frac{1}{|\mathcal{T}|} \sum_{(a, p, n) \in \mathcal{T}}"
+        r" \log \left( 1 + \exp \frac{s_{an} - s_{ap}}{\text{temperature}} \right)"
+    ),
     negatives=SOURCES,
     mining=("triplet", "rand-disjoint"),
     refusal=PAIRS_ONLY,
@@ -371,6 +383,12 @@ class TripletNCA(TripletTerm):
     "loss",
     "sct",
     source="SCT eq. 13",
+    formula=(
+        r"\frac{1}{|\mathcal{T}|} \sum_{(a, p, n) \in \mathcal{T}} \begin{cases}"
+        r" \text{weight} \cdot s_{an} & s_{an} > s_{ap} \\"
+        r" \log \left( 1 + \exp \frac{s_{an} - s_{ap}}{\text{temperature}} \right) & \operatorname{else}"
+        r" \end{cases}"
+    ),
     negatives=SOURCES,
     mining=("triplet", "rand-disjoint"),
     refusal=PAIRS_ONLY,

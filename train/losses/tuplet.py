@@ -91,6 +91,10 @@ class PairAgainstAll(nn.Module):
     "loss",
     "n-pair",
     source="Sohn (NeurIPS 2016); Symm eqs. 7-8; DCDL eq. 3",
+    formula=(
+        r"\frac{1}{|\mathcal{P}|} \sum_{(i, j) \in \mathcal{P}}"
+        r" \log \left( 1 + \sum_{k \in N_i} e^{x_i \cdot x_k - x_i \cdot x_j} \right)"
+    ),
     negatives=SOURCES,
     refusal=f"no miner: {BY_DEFINITION}",
 )
@@ -156,6 +160,10 @@ class NPair(PairAgainstAll):
     "loss",
     "angular",
     source="Wang et al. (ICCV 2017); Symm eqs. 9-10; DCDL eq. 4",
+    formula=(
+        r"\frac{1}{|\mathcal{P}|} \sum_{(i, j) \in \mathcal{P}} \log \left( 1 + \sum_{k \in N_i} e^{"
+        r"4 t (x_i + x_j) \cdot x_k - 2 (1 + t) \, x_i \cdot x_j} \right), \quad t = \tan^2 \text{angle}"
+    ),
     negatives=SOURCES,
     refusal=f"no miner: {BY_DEFINITION}",
 )
@@ -227,6 +235,10 @@ class Angular(PairAgainstAll):
     "loss",
     "angular-n-pair",
     source="Wang et al. (ICCV 2017); DCDL section 5.2",
+    formula=(
+        r"L_{\operatorname{n-pair}} + \text{angular\_weight} \cdot"
+        r" L_{\operatorname{angular}}(\text{angle})"
+    ),
     negatives=SOURCES,
     refusal=f"no miner: {BY_DEFINITION}",
 )

@@ -1,5 +1,6 @@
 """Registry: complete listings, and error messages with suggestions."""
 
+import re
 from typing import Any
 
 import pytest
@@ -46,6 +47,10 @@ def test_entries_are_complete(kind: Any) -> None:
         assert "\n" not in entry.summary
         assert entry.summary.endswith(".")
         assert entry.source
+        words = set(re.findall(r"\\text\{([^}]*)\}", entry.formula))
+        assert {word.replace("\\_", "_") for word in words} <= set(entry.parameters), name
+        greek = set(re.findall(r"\\(alpha|beta|gamma|epsilon|sigma)\b", entry.formula))
+        assert greek <= set(entry.parameters), name
         for key, parameter in entry.parameters.items():
             assert registry.check_parameters(entry, {key: parameter.default}), key
         if kind == "loss":
