@@ -11,8 +11,9 @@ BOTH   := faiss-cpu faiss-gpu faiss-gpu-cuvs onnxruntime onnxruntime-gpu
 WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 # Rooms whose tests take about a minute together, on two cores.
-QUICK  := tests/test_architecture.py tests/test_docs.py tests/e2e/test_site.py $(addprefix tests/retrieval/,images metrics storage) \
-          $(addprefix tests/train/,data input models) $(addprefix tests/serve/,core http)
+QUICK  := tests/test_architecture.py tests/test_docs.py tests/test_examples.py tests/e2e/test_site.py \
+          $(addprefix tests/retrieval/,images metrics storage) $(addprefix tests/train/,data input models) \
+          $(addprefix tests/serve/,core http)
 # Tests start hundreds of processes, which would compile our modules each time if byte code were not kept.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 

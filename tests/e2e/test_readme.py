@@ -78,6 +78,39 @@ def test_commands_and_programs_run(workplace: Path) -> None:
         assert run(f"PYTHONPATH={ROOT} python program.py", workplace).stdout
 
 
+@pytest.fixture
+def photographs(tmp_path: Path) -> Path:
+    """Photographs as in the tutorial: folders train and test with one folder for each class, and a query."""
+    for hue in range(24):
+        folder = tmp_path / "photos" / ("train" if hue < 16 else "test") / f"class{hue:02d}"
+        folder.mkdir(parents=True)
+        for seed in range(4):
+            draw(seed, hue=hue).save(folder / f"{seed}.jpg", quality=95)
+    draw(0, hue=20).save(tmp_path / "query.jpg")
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_tutorial_runs(photographs: Path, workplace: Path) -> None:
+    """Its first model is the README's, exported by the same command, if that test came first."""
+    text = (ROOT / "docs" / "tutorial.md").read_text()
+    short = ("epochs=2", "preprocess.size=64", "model.embedding_dim=16", "batch.classes=8")
+    for command in commands(text):
+        trains = command.startswith("lookalike train")
+        exports = command.endswith("--out before.onnx")
+        if (
+            exports
+            and command.replace("before", "lite0") in commands()
+            and (workplace / "lite0.onnx").exists()
+        ):
+            shutil.copy(workplace / "lite0.onnx", photographs / "before.onnx")
+        elif not command.startswith("lookalike serve"):
+            settings = [word for setting in short for word in ("--set", setting)] if trains else []
+            lookalike_here(*shlex.split(command)[1:], *settings, cwd=photographs)
+    for made in ("found.html", "triplets.svg", "report-run/report.html", "comparison/compare.html"):
+        assert (photographs / made).is_file(), made
+
+
 @pytest.mark.slow
 def test_page_opens_at_the_stated_address(workplace: Path) -> None:
     (serve,) = [command for command in commands() if " serve " in command]
