@@ -236,12 +236,11 @@ class Client:
         rerank: Rerank = "none",
         min_probability: float | None = None,
     ) -> list[list[Hit] | ApiError]:
-        """Return the hits of each image, or its error.
+        """Return the hits of each image, or its error. What is not listed is as for `search`.
 
         Args:
             images: At most 64 images, each as for `search`.
             together: Whether all images are views of one object: one list of hits, for their mean.
-            k, where, min_score, group_by, exclude, rerank, min_probability: As for `search`.
 
         Raises:
             ApiError: The server refuses the request; with `together`, also for a single unusable image.
@@ -370,7 +369,8 @@ class Client:
         """Yield all images of the gallery, each once, also while others are added and removed.
 
         Args:
-            where, order: As for `list_items`.
+            where: As for `list_items`.
+            order: As for `list_items`.
             page_size: Images in a request, 1 to 1000.
 
         Raises:

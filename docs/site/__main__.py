@@ -15,6 +15,7 @@ from typing import Any
 
 import commands
 import losses
+import python_api
 import repository
 import settings
 import yaml
@@ -27,13 +28,13 @@ def write(out: Path) -> None:
     shutil.rmtree(out, ignore_errors=True)
     folder = out / "pages"
     repository.copy_files(folder)
-    made = repository.pages() | commands.pages() | losses.pages() | settings.pages()
+    made = repository.pages() | commands.pages() | losses.pages() | settings.pages() | python_api.pages()
     for name, text in made.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     shutil.copy(HERE / "site.css", folder)
     nav = _expand(yaml.safe_load((HERE / "nav.yml").read_text()), list(made))
-    config = (HERE / "config.yml").read_text()
+    config = (HERE / "config.yml").read_text().replace("REPOSITORY", str(repository.ROOT))
     (out / "mkdocs.yml").write_text(config + "\n" + yaml.safe_dump({"nav": nav}, sort_keys=False))
 
 

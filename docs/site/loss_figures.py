@@ -20,7 +20,7 @@ SPREAD, APART = (
     30,
     90,
 )  # degrees: between the images of a class, and between the classes, where they do not vary
-CURVE = range(1, 180, 2)
+CURVE = range(1, 180, 3)
 
 _TEMPLATE = jinja2.Template((Path(__file__).parent / "figure.svg").read_text(), autoescape=True)
 

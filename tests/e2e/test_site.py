@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import inspect
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
 from pathlib import Path
 
 import click
@@ -98,6 +100,17 @@ def test_every_part_of_a_loss_has_a_page_with_formula_use_and_settings(site: Pat
             assert not [setting for setting, cells in settings if "<td></td>" in cells], name
 
 
+def test_every_public_name_is_described(site: Path) -> None:
+    number = 0
+    for page in (site / "python").iterdir():
+        module = import_module(page.stem)
+        text = page.read_text()
+        names = [name for name in module.__all__ if not inspect.ismodule(getattr(module, name))]
+        assert not [name for name in names if f'id="{page.stem}.{name}"' not in text], page.stem
+        number += len(names)
+    assert number > 50
+
+
 @pytest.mark.browser
 def test_pages_and_search_need_no_other_host(address: str, browser: Browser) -> None:
     context = browser.new_context()
@@ -106,7 +119,7 @@ def test_pages_and_search_need_no_other_host(address: str, browser: Browser) -> 
     problems: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
-    for name in ("index", "commands/train", "losses/loss/sct", "experiments"):
+    for name in ("index", "commands/train", "losses/loss/sct", "python/retrieval"):
         page.goto(f"{address}/{name}.html")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.get_by_role("textbox", name="Search").fill("half-whitening")

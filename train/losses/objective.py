@@ -94,8 +94,9 @@ class Objective(nn.Module):
             embeddings: Raw embeddings, [B, D].
             labels: [B] integers.
             indices_tuple: None, for compatibility with the trainers of pytorch-metric-learning.
-            ref_embeddings, ref_labels: [M, D] and [M], more positives and negatives for the batch, from other
-                samples; passing the tensor `embeddings` itself adds nothing.
+            ref_embeddings: [M, D], more positives and negatives for the batch, from other samples; passing
+                the tensor `embeddings` itself adds nothing.
+            ref_labels: [M] integers, their labels.
             targets: [B, T], the vectors of a teacher, for distillation.
             batch_as_candidates: With False, the references replace the batch as positives and negatives, as
                 in pytorch-metric-learning; for losses without alternate pairs.
