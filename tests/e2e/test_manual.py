@@ -1,0 +1,75 @@
+"""Commands and programs of the manual: those of pages on galleries, and every Python program."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from serve.client import Client
+from tests.conftest import draw, draw_classes, lookalike_here
+from tests.e2e.test_readme import blocks, commands
+from tests.serve.serving import SERVE, Server, serving
+
+DOCS = Path(__file__).parents[2] / "docs"
+GALLERY_PAGES = ("text", "filters", "feedback", "calibration", "curation")
+PROGRAMS = {page.stem: blocks("python", page.read_text()) for page in sorted(DOCS.glob("*.md"))}
+# These download a model; need as many decisions; need a hub (test_hub.py); need a model with embedding maps.
+LEFT_OUT = re.compile(r"--from-|siglip2|--undo 17|from_pretrained|client\.heatmap")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, shop: Path, pair_file: Path) -> Iterator[Path]:
+    """The current folder, with what the pages assume: images, a table, a model, galleries."""
+    folder = tmp_path_factory.mktemp("reader")
+    shutil.copytree(shop, folder / "shop")
+    draw_classes(folder / "shop", 3, 8)
+    shutil.copy(pair_file, folder / "pair.zip")
+    for number, name in enumerate(("query", "photo", "other", "bad")):
+        draw(90 + number, hue=number % 3).save(folder / f"{name}.jpg")
+    with (folder / "shop.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["path", "brand", "price", "list price", "name", "added"])
+        for number, path in enumerate(sorted((folder / "shop").rglob("*.png"))):
+            table.writerow(
+                [path.relative_to(folder / "shop"), "acme", number, number, f"kids {number}", "2024-06-01"]
+            )
+    before = Path.cwd()
+    os.chdir(folder)
+    words = ("--metadata", "shop.csv", "--model", "pair.zip")
+    for name in ("shop", "train", "test"):
+        lookalike_here("index", "build", f"{name}.gallery", "shop", *words)
+    yield folder
+    os.chdir(before)
+
+
+@pytest.fixture(scope="module")
+def server(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    scratch = tmp_path_factory.mktemp("scratch")
+    words = [*SERVE, str(place / "shop.gallery"), "--no-page", "--allow-changes"]
+    with serving(words, scratch, forked=True) as running:
+        yield running
+
+
+@pytest.mark.parametrize("page", GALLERY_PAGES)
+def test_commands_of_gallery_pages_run(page: str, place: Path) -> None:
+    text = re.sub(r" *\\\n\s*", " ", (DOCS / f"{page}.md").read_text())
+    ran = [line for line in commands(text) if line.startswith("lookalike ") and not LEFT_OUT.search(line)]
+    assert ran
+    for command in ran:
+        lookalike_here(*shlex.split(command)[1:], cwd=place)
+
+
+@pytest.mark.parametrize("page", [page for page, programs in PROGRAMS.items() if programs])
+def test_programs_run(page: str, place: Path, server: Server) -> None:
+    """Each with a client of the server as `client`."""
+    for program in PROGRAMS[page]:
+        if not LEFT_OUT.search(program):
+            names = {"client": Client(server.url)}
+            exec(compile(program.replace("http://127.0.0.1:7860", server.url), f"{page}.md", "exec"), names)
