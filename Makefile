@@ -64,8 +64,9 @@ test-lowest: env
 	$(BIN)/uv pip install --quiet --python $(VENV)-lowest/bin/python --resolution lowest-direct --editable ".[cpu,train,test]"
 	OMP_NUM_THREADS=1 $(VENV)-lowest/bin/python -m pytest -m "not slow and not browser" $(TEST_ARGS)
 
+# WRITE=1 also writes benchmarks/results.json and docs/benchmarks.md.
 bench: env
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(if $(filter 1,$(WRITE)),--write)
 
 # Needs an NVIDIA GPU. WRITE=1 also puts the table into docs/gpu.md.
 gpu-check: env

@@ -1,11 +1,46 @@
-"""Run every benchmark in sequence: `make bench`."""
+"""The table of `make bench`: what costs how much, beside other libraries and limits. Goal: five minutes.
 
-import pkgutil
-import runpy
+Both sides of a row run in turns on one thread, and the medians are compared. With --write, the numbers go
+into benchmarks/results.json, docs/benchmarks.md and README.md.
+"""
 
-import benchmarks
+from __future__ import annotations
 
-for module in pkgutil.iter_modules(benchmarks.__path__):
-    if not module.name.startswith("_") and not module.ispkg:  # packages have their own commands
-        print(f"\n== {module.name}", flush=True)
-        runpy.run_module(f"benchmarks.{module.name}", run_name="__main__")
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when FAISS and numpy are imported
+
+import argparse
+import json
+from pathlib import Path
+
+from benchmarks import rows, table
+
+RESULTS = Path(__file__).with_name("results.json")
+README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", choices=rows.GROUPS, help="only these groups of rows")
+    parser.add_argument("--seconds", type=float, default=4, help="time for a row (default: 4)")
+    parser.add_argument("--write", action="store_true", help="write the results, their page and the README")
+    args = parser.parse_args()
+    if args.write and args.only:
+        parser.error("--write needs all rows")
+    found = []
+    for row in rows.measured(args.only or rows.GROUPS, args.seconds):
+        print(table.line(row), flush=True)
+        found.append(row)
+    if args.write:
+        results = table.Results.of(found, rows.ABOUT)
+        RESULTS.write_text(json.dumps(results.to_dict(), indent=1) + "\n")
+        PAGE.write_text(table.page(results))
+        README.write_text(table.with_highlights(README.read_text(), results))
+
+
+if __name__ == "__main__":
+    main()

@@ -42,8 +42,9 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from benchmarks._arrivals import arriving, post
+from benchmarks._photographs import write_photographs
 from benchmarks._servers import COMMAND, GATHERING, processor_seconds, serving
-from benchmarks.indexing import draw, untrained
+from benchmarks.indexing import untrained
 from retrieval import Embedder, Gallery, load_image
 from retrieval.ingest.transfer import import_vectors
 from retrieval.resources import cores
@@ -234,8 +235,8 @@ def main() -> None:
         np.save(folder / "v.npy", np.random.default_rng(0).standard_normal((args.count, dim), np.float32))
         import_vectors(folder / "g", folder / "v.npy", model=model)
         (folder / "images").mkdir()
-        draw(folder / "images", args.images, (500, 375))
-        images = [path.read_bytes() for path in sorted((folder / "images").iterdir())]
+        write_photographs(folder / "images", args.images, 1)
+        images = [path.read_bytes() for path in sorted((folder / "images").rglob("*.jpg"))]
         taken, held = compare(folder / "g", images, args.rounds, args.seconds)
     print(f"{args.count} x {dim}, {cores()} cores; {before:.1f} processes wanted one before this began")
     print(f"{'':22}{'p50 ms':>9}{'p99 ms':>9}{'a second':>10}{'CPU ms':>9}")

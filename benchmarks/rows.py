@@ -1,0 +1,274 @@
+"""Rows of `make bench`: work, and another way to do it.
+
+The other way is a library that people use, or a limit: the part of the work that cannot be left out. The rows
+take some contenders of the other modules of this folder, at sizes that are quick to measure.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import resource
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing
+from functools import partial
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from benchmarks.table import Pair, Row, Work, compare
+
+_PML = "pytorch-metric-learning"
+
+
+def measured(groups: Iterable[str], seconds: float) -> Iterator[Row]:
+    """Measure the rows of some groups one after the other, each for some seconds."""
+    import faiss
+    import torch
+
+    torch.set_num_threads(1)
+    faiss.omp_set_num_threads(1)
+    for group in groups:
+        with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+            for pair in GROUPS[group](Path(name), stack):
+                yield compare(group, pair, seconds)
+
+
+def _has(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def losses(*_: Any) -> Iterator[Pair]:
+    """Losses at 512 x 512: against the matrix products that every loss needs, and against other libraries."""
+    from benchmarks import losses as module
+
+    x, y = module.batch(512, 512, "cpu")
+    contenders = {one.label: one for one in module.CONTENDERS}
+    for label in _LOSSES:
+        spec, peer = contenders[label].spec, contenders[label].peer
+        ours, goal = module.training_step(module.build(spec, 128, 512), x, y), module.goal(spec, 512, 512)
+        yield Pair(label, "X Xᵀ and its gradient", ours, module.limit_step(x), goal)
+        if peer is not None and _has("pytorch_metric_learning"):
+            import pytorch_metric_learning as pml
+            from pytorch_metric_learning import distances, losses, miners  # noqa: F401
+
+            yield Pair(label, _PML, ours, module.training_step(peer(pml), x, y), 1)
+    if _has("ot"):
+        transport = module.Transport()
+        yield Pair("transport, 50 classes of 4", "POT", transport.ours, transport.peer, 1 / 15)
+
+
+_LOSSES = ("triplet semi-hard", "triplet hard", "sct", "multi-similarity", "margin", "contrastive")
+_LOSSES += (
+    "lifted-generalized",
+    "fast-ap",
+    "raw semi-hard",
+    "hphn-triplet",
+    "triplet optimal",
+    "triplet symmetric",
+    "wasserstein",
+)
+
+
+def evaluation(*_: Any) -> Iterator[Pair]:
+    """12,000 x 256 embeddings with 5.3 images of a class."""
+    from benchmarks import evaluation as module
+
+    data, what = module.clustered(12_000, 256), "8 neighbours of 12,000 images"
+    neighbours, metrics = module.our_neighbours(data), module.our_metrics(data)
+    yield Pair(what, "matrix product", neighbours, partial(module.product, data), 1.5)
+    yield Pair(what, "FAISS", neighbours, module.bare_faiss(data), 1.05)
+    if _has("pytorch_metric_learning"):
+        yield Pair(what, _PML, neighbours, module.pml_neighbours(data), 1.05)
+        yield Pair("Recall@K, R-precision, MAP@R of 12,000", _PML, metrics, module.pml_metrics(data), 1)
+
+
+def search(folder: Path, *_: Any) -> Iterator[Pair]:
+    """Complete hits, with the facts of the images, from 50,000 x 256 vectors on disk."""
+    from benchmarks import filters
+    from benchmarks import search as module
+    from retrieval import Gallery
+    from retrieval.search.filters import Filters, State
+    from retrieval.storage.lookups import create_lookups
+    from retrieval.storage.manifest import Manifest
+    from retrieval.storage.records import IndexSpec
+    from retrieval.storage.store import Store
+
+    Store.create(folder, Manifest("", 256, embedding="benchmark"))
+    gallery, queries, where = Gallery(folder), module.draw(20, 256, 0), "price < 0.1"
+    filters.fill(gallery, 0, 50_000, 256)
+    with gallery.store.writing():
+        create_lookups(gallery.store)
+    for kind in ("flat", "hnsw"):
+        with gallery.store.writing():
+            gallery.build_index(IndexSpec(kind, recall=0.95))
+        gallery = Gallery(folder)
+        exact = module.flat(gallery.snapshot.stored)
+        bare = (
+            module.bare(gallery.index, gallery.snapshot.stored)
+            if gallery.index
+            else partial(exact.search, k=10)
+        )
+        ours = partial(_search, gallery, queries)
+        yield Pair(f"20 searches, {kind}", "FAISS", partial(ours, None), partial(_each, bare, queries), 1.5)
+        state = State(gallery.store.state(), gallery.snapshot)
+        selecting = filters.bare(gallery, exact, Filters(gallery.store).selection(where, state).allowed)
+        other = partial(_each, selecting, queries)
+        yield Pair(
+            f"20 searches in a tenth, {kind}", "FAISS with a selector", partial(ours, where), other, 1.3
+        )
+
+
+def _search(gallery: Any, queries: np.ndarray, where: str | None) -> None:
+    for query in queries:
+        gallery.search_vectors(query[None], 10, where=where)
+
+
+def _each(find: Callable[[np.ndarray], Any], queries: np.ndarray) -> None:
+    for query in queries:
+        find(query[None])
+
+
+def images(folder: Path, *_: Any) -> Iterator[Pair]:
+    """Decode JPEGs and scale them for a model of 224 pixels, as training, indexing and searching do."""
+    from benchmarks._photographs import write_photographs
+    from retrieval import Preprocess
+
+    preprocess = Preprocess(size=224)
+    for size, count, goal in (((500, 375), 8, 1.0), ((3000, 2000), 2, 1 / 5)):
+        paths = write_photographs(folder / f"{size[0]}", count, 1, size)
+        what = f"{count} JPEGs of {size[0]} x {size[1]}"
+        yield Pair(what, "Pillow", partial(_ours, preprocess, paths), partial(_pillow, paths), goal)
+        if _has("torchvision"):
+            yield Pair(what, "torchvision", partial(_ours, preprocess, paths), _torchvision(paths))
+
+
+def _ours(preprocess: Any, paths: list[Path]) -> None:
+    from retrieval import load_image
+
+    for path in paths:
+        preprocess(load_image(path, side=preprocess.scaled))
+
+
+def _pillow(paths: list[Path]) -> None:
+    from PIL import Image
+
+    for path in paths:
+        with Image.open(path) as image:
+            scale = 224 / min(image.size)
+            width, height = (round(scale * side) for side in image.size)
+            small = image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
+            left, top = (width - 224) // 2, (height - 224) // 2
+            np.asarray(small.crop((left, top, left + 224, top + 224)))
+
+
+def _torchvision(paths: list[Path]) -> Work:
+    from torchvision.io import decode_jpeg, read_file
+    from torchvision.transforms import v2
+
+    change = v2.Compose([v2.Resize(224, v2.InterpolationMode.BICUBIC, antialias=True), v2.CenterCrop(224)])
+    return lambda: [change(decode_jpeg(read_file(str(path)))) for path in paths]
+
+
+def models(folder: Path, stack: ExitStack) -> Iterator[Pair]:
+    """An untrained ResNet-18 of 224 pixels: indexing, and a server that searches 20,000 vectors by JPEG."""
+    from benchmarks import indexing
+    from benchmarks._photographs import write_photographs
+    from benchmarks._servers import processor_seconds, serving
+    from retrieval import Embedder, Gallery, load_image
+    from retrieval.images.decode import Decoded, decode_ahead
+    from retrieval.ingest.transfer import import_vectors
+
+    embedder = Embedder(indexing.untrained(folder), threads=1)
+    paths = write_photographs(folder / "images", 64, 1)
+    found = decode_ahead(paths, embedder.preprocess, side=embedder.preprocess.scaled)
+    pixels = [one.pixels for one in found if isinstance(one, Decoded)]
+    embedder.embed_pixels(
+        [pixels[n % len(pixels)] for n in range(indexing.MEASURED)]
+    )  # it measures its batch size
+
+    def index() -> None:
+        Gallery.create(folder / uuid.uuid4().hex, embedder).add([folder / "images"])
+
+    def halves() -> None:
+        indexing.decoding_alone(paths, embedder)
+        indexing.model_alone(pixels, embedder)
+
+    yield Pair("indexing 64 JPEGs", "decoding, then the model", index, halves, 1.1)
+    yield Pair(
+        "32 images through a ResNet-18",
+        "torch",
+        partial(embedder.embed_pixels, pixels[:32]),
+        _eager(pixels[:32]),
+        1,
+    )
+    np.save(folder / "v.npy", np.random.default_rng(0).standard_normal((20_000, embedder.dim), np.float32))
+    import_vectors(folder / "served", folder / "v.npy", model=embedder.path)
+    gallery = Gallery(folder / "served")
+    url = stack.enter_context(serving(folder / "served"))
+    connection = stack.enter_context(closing(HTTPConnection(urlsplit(url).netloc, timeout=60)))
+    contents = [path.read_bytes() for path in paths[:8]]
+
+    def ask() -> None:
+        for content in contents:
+            connection.request("POST", "/v1/search?k=10", content, {"Content-Type": "image/jpeg"})
+            connection.getresponse().read()
+
+    def bare() -> None:
+        for content in contents:
+            image = embedder.preprocess(load_image(content, side=embedder.preprocess.scaled))
+            gallery.search_vectors(embedder.embed_pixels([image]), 10)
+
+    yield Pair(
+        "8 searches by JPEG over HTTP",
+        "decode, embed and search",
+        ask,
+        bare,
+        1.2,
+        partial(processor_seconds, url),
+    )
+
+
+def _eager(pixels: list[np.ndarray]) -> Work:
+    import torch
+    from torchvision.models import resnet18
+
+    network, batch = resnet18().eval(), torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).float()
+
+    def work() -> None:
+        with torch.inference_mode():
+            network(batch)
+
+    return work
+
+
+def start(*_: Any) -> Iterator[Pair]:
+    """CPU time of whole processes, against half a second."""
+    for words in (["--help"], ["search", "--help"], ["train", "--help"]):
+        command = [sys.executable, "-m", "retrieval.cli", *words]
+        ours = partial(subprocess.run, command, stdout=subprocess.DEVNULL, check=True)
+        yield Pair(f"lookalike {' '.join(words)}", "half a second", ours, 0.5, 1, _used_by_children)
+
+
+def _used_by_children() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+# pytorch-metric-learning comes last: it replaces methods of FAISS.
+_ROWS: tuple[Callable[[Path, ExitStack], Iterator[Pair]], ...] = (
+    start,
+    images,
+    search,
+    models,
+    losses,
+    evaluation,
+)
+GROUPS = {rows.__name__: rows for rows in _ROWS}
+ABOUT = {name: (rows.__doc__ or "").strip() for name, rows in GROUPS.items()}

@@ -1,0 +1,54 @@
+"""The table of `make bench`: measuring, the page, and the committed results."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import benchmarks
+from benchmarks import rows, table
+
+FOLDER = Path(benchmarks.__file__).parent
+RESULTS = table.Results.from_dict(json.loads((FOLDER / "results.json").read_text()))
+
+
+def spin(seconds: float) -> None:
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+def test_ratio_is_that_of_the_work() -> None:
+    pair = table.Pair("twice", "once", lambda: spin(0.004), lambda: spin(0.002), goal=1.9)
+    row = table.compare("g", pair, seconds=0.05)
+    assert row.ratio == pytest.approx(2, rel=0.2)
+    assert row.low <= row.ratio <= row.high
+    assert row.cpu == pytest.approx(4, rel=0.2)
+    assert row.verdict.startswith("missed by")
+    fixed = table.compare("g", table.Pair("work", "10 ms", lambda: spin(0.002), 0.01, 1), seconds=0.02)
+    assert (fixed.other_cpu, fixed.verdict) == (10, "met")
+
+
+def test_rows_do_the_work(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        row = table.compare("images", next(rows.images(tmp_path, stack)), seconds=0)
+    assert 0.2 < row.cpu / row.other_cpu < 5
+
+
+def test_committed_page_has_the_committed_results() -> None:
+    page = (FOLDER.parent / "docs" / "benchmarks.md").read_text()
+    assert page == table.page(RESULTS)
+    assert {row.group for row in RESULTS.rows} == {*rows.GROUPS}
+    readme = (FOLDER.parent / "README.md").read_text()
+    assert readme == table.with_highlights(readme, RESULTS)
+
+
+@pytest.mark.parametrize("name", [module.name for module in pkgutil.iter_modules([str(FOLDER)])])
+def test_every_benchmark_can_be_imported(name: str) -> None:
+    importlib.import_module(f"benchmarks.{name}")
