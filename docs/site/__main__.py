@@ -15,6 +15,7 @@ from typing import Any
 
 import commands
 import losses
+import protocols
 import python_api
 import repository
 import settings
@@ -28,7 +29,9 @@ def write(out: Path) -> None:
     shutil.rmtree(out, ignore_errors=True)
     folder = out / "pages"
     repository.copy_files(folder)
-    made = repository.pages() | commands.pages() | losses.pages() | settings.pages() | python_api.pages()
+    made = repository.pages()
+    for part in (commands, losses, protocols, python_api, settings):
+        made |= part.pages()
     for name, text in made.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)

@@ -19,7 +19,9 @@ import pytest
 from playwright.sync_api import Browser
 
 from retrieval.cli import COMMANDS, cli
+from retrieval.text import printed
 from train import losses
+from train.recipes import all_rows
 
 ROOT = Path(__file__).parents[2]
 
@@ -109,6 +111,16 @@ def test_every_public_name_is_described(site: Path) -> None:
         assert not [name for name in names if f'id="{page.stem}.{name}"' not in text], page.stem
         number += len(names)
     assert number > 50
+
+
+def test_every_row_of_the_papers_tables_is_shown_with_its_values(site: Path) -> None:
+    rows = all_rows()
+    assert len(rows) > 600
+    text = {paper: words(site / "tables" / f"{paper}.html") for paper in {row.paper for row in rows}}
+    for row in rows:
+        end = row.name if row.reason is None else f"not run here: {' '.join(row.reason.split())[:20]}"
+        facts = [row.data, row.setting, *map(printed, row.published_values.values()), end]
+        assert re.search("(?: -)* ".join(map(re.escape, facts)), text[row.paper]), row.name
 
 
 @pytest.mark.browser
