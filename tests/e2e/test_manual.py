@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,8 @@ def place(tmp_path_factory: pytest.TempPathFactory, shop: Path, pair_file: Path)
     shutil.copytree(shop, folder / "shop")
     draw_classes(folder / "shop", 3, 8)
     shutil.copy(pair_file, folder / "pair.zip")
+    with zipfile.ZipFile(pair_file) as archive:
+        (folder / "model.onnx").write_bytes(archive.read("image.onnx"))
     for number, name in enumerate(("query", "photo", "other", "bad")):
         draw(90 + number, hue=number % 3).save(folder / f"{name}.jpg")
     with (folder / "shop.csv").open("w", newline="") as file:
