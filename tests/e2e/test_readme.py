@@ -30,7 +30,8 @@ def blocks(language: str, text: str = README) -> list[str]:
 
 
 def commands(text: str = README) -> list[str]:
-    lines = [line.split("    #")[0].strip() for block in blocks("sh", text) for line in block.splitlines()]
+    joined = [re.sub(r" *\\\n\s*", " ", block) for block in blocks("sh", text)]
+    lines = [line.split("    #")[0].strip() for block in joined for line in block.splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
 
 
