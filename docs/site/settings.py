@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+import repository
 
 from train import automatic
 from train.config import Config
@@ -20,12 +20,13 @@ Every setting of a training run, with its default, as `lookalike train --help` l
 def pages() -> dict[str, str]:
     """Return the page by its place on the site."""
     defaults = Config(data="").to_dict()
-    lines = [INTRODUCTION]
-    for section, members in groupby(fields(Config), key=lambda field: field[0].rpartition(".")[0]):
-        lines += [f"## {section or 'Run'}", ""]
-        for name, field in members:
-            key = name.rpartition(".")[2]
-            default = to_line(defaults[section][key] if section else defaults[key])
-            default = automatic.AUTO if name in automatic.DEFAULTED else default
-            lines += [f"`{name} = {default}`" if name != "data" else "`data`", f":   {field.description}", ""]
-    return {"settings.md": "\n".join(lines)}
+    sections: dict[str, list[str]] = {"Run": []}
+    for name, field in fields(Config):
+        section, _, key = name.rpartition(".")
+        default = to_line(defaults[section][key] if section else defaults[key])
+        default = automatic.AUTO if name in automatic.DEFAULTED else default
+        shown = f"`{name} = {default}`" if name != "data" else "`data`"
+        meaning = repository.prose(field.description or "", "")
+        sections.setdefault(section or "Run", []).extend([shown, f":   {meaning}", ""])
+    lines = [line for section, members in sections.items() for line in (f"## {section}", "", *members)]
+    return {"settings.md": "\n".join([INTRODUCTION, *lines])}

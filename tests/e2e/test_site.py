@@ -22,7 +22,9 @@ from playwright.sync_api import Browser
 from retrieval.cli import COMMANDS, cli
 from retrieval.text import printed
 from train import losses
+from train.config import Config
 from train.recipes import all_rows
+from train.settings import fields
 
 ROOT = Path(__file__).parents[2]
 
@@ -112,6 +114,14 @@ def test_every_public_name_is_described(site: Path) -> None:
         assert not [name for name in names if f'id="{page.stem}.{name}"' not in text], page.stem
         number += len(names)
     assert number > 50
+
+
+def test_every_setting_is_listed_in_one_section(site: Path) -> None:
+    text = (site / "settings.html").read_text()
+    listed = re.findall(r"<dt><code>([\w.]+)(?: = [^<]*)?</code></dt>", text)
+    assert sorted(listed) == sorted(name for name, _ in fields(Config))
+    headings = re.findall(r'<h2 id="(\w+)"', text)
+    assert len(headings) == len({name.rpartition(".")[0] for name in listed})
 
 
 def test_every_row_of_the_papers_tables_is_shown_with_its_values(site: Path) -> None:
