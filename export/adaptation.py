@@ -190,6 +190,8 @@ class _Source:
             stored = gallery.embeddings(limit=_MOST)
             paths = gallery.paths.lazy(stored.ids.tolist())
             return cls(gallery.embedder, gallery, stored.vectors, stored.labels, paths)
+        if not target.exists():
+            raise InputError(f"{target}: there is no such gallery or model file")
         if images is None or (out is None and not dry_run):
             raise InputError(f"{target}: a model file needs --images DIR and --out FILE")
         embedder = Embedder.open(target, runtime)

@@ -139,6 +139,7 @@ def test_model_file(tmp_path: Path, model_file: Path, capsys: pytest.CaptureFixt
     code, _, message = run(capsys, str(model_file))
     assert code == 2
     assert "needs --images DIR and --out FILE" in message
+    assert "there is no such gallery or model file" in run(capsys, "nowhere")[2]
     (tmp_path / "images").mkdir()
     for number in range(30):
         draw(number, (64, 64), hue=number % 5).save(tmp_path / "images" / f"{number}.png")
