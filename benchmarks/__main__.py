@@ -36,7 +36,10 @@ def main() -> None:
         print(table.line(row), flush=True)
         found.append(row)
     if args.write:
-        results = table.Results.of(found, rows.ABOUT)
+        absent = {row.library for row in found if isinstance(row, table.Absent)}
+        if absent:
+            parser.error(f"--write needs all rows; install {', '.join(sorted(absent))}")
+        results = table.Results.of([row for row in found if isinstance(row, table.Row)], rows.ABOUT)
         RESULTS.write_text(json.dumps(results.to_dict(), indent=1) + "\n")
         PAGE.write_text(table.page(results))
         README.write_text(table.with_highlights(README.read_text(), results))

@@ -41,6 +41,14 @@ class Pair:
 
 
 @dataclass(frozen=True)
+class Absent:
+    """A pair that cannot be measured: the library to compare with is not installed."""
+
+    what: str
+    library: str
+
+
+@dataclass(frozen=True)
 class Row:
     """A measured pair: medians in milliseconds, and quartiles of the ratios of the rounds.
 
@@ -48,7 +56,7 @@ class Row:
         group: Part of the library.
         what: The work.
         against: The other way to do it.
-        cpu: CPU time of ours; NaN if a package is missing.
+        cpu: CPU time of ours.
         wall: Wall time of ours.
         other_cpu: CPU time of the other way.
         other_wall: Wall time of the other way.
@@ -132,8 +140,10 @@ def compare(group: str, pair: Pair, seconds: float) -> Row:
 # ---- as text
 
 
-def line(row: Row) -> str:
+def line(row: Row | Absent) -> str:
     """Return a row for the terminal."""
+    if isinstance(row, Absent):
+        return f"{'':11}{row.what:42}not measured: {row.library} is not installed"
     ratio = f"{row.ratio:8.3f} ({row.low:.3f} to {row.high:.3f})"
     goal = "" if row.goal is None else f"goal {row.goal:.3g}: {row.verdict}"
     return f"{row.group:11}{row.what:42}{row.cpu:10.2f} ms{ratio:>30} of {row.against:28}{goal}"
@@ -185,8 +195,8 @@ _PAGE = """# Benchmarks
 `make bench` measures this table in about five minutes. Both sides of a row run in turns on one thread, for at
 least five rounds. The ratio is CPU time of ours divided by CPU time of the other, the median of the rounds,
 with its quartiles: below 1, ours needs less. CPU time is reliable on a busy machine; wall time is not. Limits
-are parts of the work that cannot be left out, such as a matrix product. Goals are upper bounds for the ratio,
-set beforehand: {met} of {aimed} are met.
+are parts of the work that cannot be left out, such as a matrix product. Goals are upper bounds for the ratio;
+1.00 beside a library only asks to be no slower. {met} of {aimed} are met.
 
 {facts}
 

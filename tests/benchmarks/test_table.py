@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import pkgutil
+import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -39,6 +40,15 @@ def test_rows_do_the_work(tmp_path: Path) -> None:
     with ExitStack() as stack:
         row = table.compare("images", next(rows.images(tmp_path, stack)), seconds=0)
     assert 0.2 < row.cpu / row.other_cpu < 5
+
+
+def test_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)  # as if it were not installed
+    with ExitStack() as stack:
+        pairs = rows.images(tmp_path, stack)
+        found = [next(pairs), next(pairs)]
+    assert found[1] == table.Absent("8 JPEGs of 500 x 375", "torchvision")
+    assert table.line(found[1]).endswith("not measured: torchvision is not installed")
 
 
 def test_committed_page_has_the_committed_results() -> None:
