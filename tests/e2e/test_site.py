@@ -150,7 +150,9 @@ def test_pages_are_readable_and_searched_without_other_hosts(address: str, brows
             page.reload()
             found = Axe().run(page, options={"runOnly": ["color-contrast", "link-in-text-block"]})
             assert not found.response["violations"], f"{name}, {scheme}"
-    page.locator(".md-search-result__meta", has_text="Type to start").wait_for(state="attached")  # indexed
+    page.locator(".md-search-result__meta", has_text="Type to start").wait_for(
+        state="attached", timeout=60_000
+    )  # indexed
     page.get_by_role("textbox", name="Search").press_sequentially("half-whitening")
     page.locator(".md-search-result__item a", has_text="Without labels").first.wait_for()
     context.close()

@@ -110,7 +110,9 @@ def test_limits_and_shared_pictures_are_those_of_all_processes(
         shared = httpx.post(f"{server.url}/v1/pictures", content=image, auth=right).json()
         read = [_code(_get(server, shared["address"], auth=right)) for _ in range(8)]
         seconds = time.monotonic() - start
-        asked = [_code(_get(server, "/v1/gallery", auth=right)) for _ in range(60)]
+        asked = list[str | None]()
+        while "too-many-requests" not in asked and len(asked) < 600:  # slow answers earn new tokens
+            asked.append(_code(_get(server, "/v1/gallery", auth=right)))
         seconds_of_all = time.monotonic() - start
     # A burst of ten, and one in six seconds; two processes may take the same token.
     assert 10 <= wrong.count("sign-in") <= 10 + seconds / 6 + 2

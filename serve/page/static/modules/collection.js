@@ -38,14 +38,16 @@ class Collection {
     for (const button of part(this.#root, 'views').querySelectorAll('[data-view]')) {
       button.ariaPressed = String(button.dataset.view === view);
     }
-    for (const name of Object.keys(VIEWS)) show(part(this.#root, `view-${name}`), name === view);
+    for (const name of Object.keys(VIEWS)) if (name !== view) show(part(this.#root, `view-${name}`), false);
     try {
       this.#gallery ??= this.#api.get('/gallery');
       const gallery = await this.#gallery;
       show(part(this.#root, 'adds'), gallery.changes && gallery.embeds);
       const View = VIEWS[view];
-      if (!View) return;
-      if (!this.#views.has(view)) this.#views.set(view, new View(part(this.#root, `view-${view}`), this.#api, gallery));
+      if (!View || view !== address.state.view) return;
+      const root = part(this.#root, `view-${view}`);
+      if (!this.#views.has(view)) this.#views.set(view, new View(root, this.#api, gallery));
+      show(root, true);  // not before: a form without its listener would load the page again
       this.#views.get(view).follow();
     } catch (error) {
       this.#gallery = undefined;  // asked again with the next change
