@@ -1,4 +1,7 @@
-"""Progress on stderr: a progress bar on a terminal, plain lines otherwise."""
+"""Progress on stderr: a progress bar on a terminal, plain lines otherwise.
+
+Work of less than a second leaves no trace: a bar is erased at its end.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ from retrieval.notices import print_notice
 from retrieval.text import printable
 
 _SECONDS_BETWEEN_LINES = 10.0
-_MIN_SECONDS_FOR_LAST_LINE = 1.0  # shorter work prints nothing at its end
+_MIN_SECONDS_TO_STAY = 1.0
+_BAR_WITH_NOTE = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"  # no rate
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,8 @@ class Progress:
         if note is not None:
             self._note = printable(note)
         if self._bar is not None:
+            if self._note and self._total:
+                self._bar.bar_format = _BAR_WITH_NOTE
             self._bar.set_postfix_str(self._note, refresh=False)
             self._bar.update(count)
         elif self._lines and time.monotonic() >= self._next_line:
@@ -114,9 +120,11 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        stays = time.monotonic() - self._start >= _MIN_SECONDS_TO_STAY
         if self._bar is not None:
+            self._bar.leave = stays
             self._bar.close()
-        elif self._lines and time.monotonic() - self._start >= _MIN_SECONDS_FOR_LAST_LINE:
+        elif self._lines and stays:
             self._print_line()
 
 
