@@ -81,7 +81,7 @@ def summary_sentence(report: Report) -> str:
         for rival in report.results
         if rival is not headline and rival.by == headline.by and "recall_at_1" in rival.values
     ]
-    against = f"; with {max(rivals)[1]} it would be {100 * max(rivals)[0]:.0f}" if rivals else ""
+    against = f"; {max(rivals)[1]}: {100 * max(rivals)[0]:.0f}" if rivals else ""
     return f"{found}{against}.{_worst_class(report.findings)}"
 
 

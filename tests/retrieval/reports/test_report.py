@@ -244,7 +244,7 @@ def test_classes_show_what_their_queries_find(with_findings: Report) -> None:
 
 def test_summary_says_the_result_in_words(ours: Report) -> None:
     assert summary_sentence(ours) == (
-        "75 of 100 queries find an image of their own class first; with raw pixels it would be 50."
+        "75 of 100 queries find an image of their own class first; raw pixels: 50."
     )
     assert [data_title(name) for name in ("folder:photos/birds", "birds.gallery", "digits")] == [
         "birds",
