@@ -1,4 +1,4 @@
-"""Gradients: gradcheck of every variant, and against central differences of independent minima."""
+"""Gradients of every variant: gradcheck, and central differences of references and of independent minima."""
 
 from collections.abc import Callable
 from functools import cache
@@ -49,20 +49,14 @@ def generic_batch(label: str) -> Batch:
 
 
 @pytest.mark.parametrize("label", BY_LABEL)
-def test_gradcheck(label: str) -> None:
+def test_gradient_equals_finite_differences(label: str) -> None:
+    """Of the loss, along one random direction; and of the reference, in which no part can be detached."""
     batch = generic_batch(label)
-    loss = losses.build(BY_LABEL[label].spec, num_classes=4)
-    y = torch.tensor(batch.y)
+    loss, y = losses.build(BY_LABEL[label].spec, num_classes=4), torch.tensor(batch.y)
     x = torch.tensor(batch.x, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: loss(x, y), (x,), eps=1e-6, atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("label", BY_LABEL)
-def test_gradient_equals_finite_differences_of_reference(label: str) -> None:
-    """Uses the reference, not the implementation: detached parts must not change the gradient."""
-    batch = generic_batch(label)
-    x = torch.tensor(batch.x, requires_grad=True)
-    losses.build(BY_LABEL[label].spec, num_classes=4)(x, torch.tensor(batch.y)).backward()
+    options = {"eps": 1e-6, "atol": 1e-5, "rtol": 1e-4, "fast_mode": True}
+    assert torch.autograd.gradcheck(lambda x: loss(x, y), (x,), **options)
+    loss(x, y).backward()
     assert x.grad is not None
     for along in np.random.default_rng(0).normal(size=(4, *batch.x.shape)):
         expected = differences(lambda v: BY_LABEL[label].function(v, batch.y), batch.x, along, 1e-6)
@@ -82,6 +76,7 @@ MINIMA = {
 def test_distance_gradient_equals_finite_differences(dim: int, family: str, source: str) -> None:
     """At raw embeddings; touching pairs and ties, where two step sizes disagree, are skipped."""
     rng = np.random.default_rng([dim, SMOOTH.index(family)])
+    loss = losses.build({"name": "triplet", "negatives": source, "margin": 9.0})
     checked = 0
     for _ in range(12):
         points = draw(family, rng, dim) * rng.uniform(0.5, 2.0, size=(4, 1))
@@ -108,7 +103,7 @@ def test_distance_gradient_equals_finite_differences(dim: int, family: str, sour
             continue
         checked += 1
         x = torch.tensor(points, requires_grad=True)
-        losses.build({"name": "triplet", "negatives": source, "margin": 9.0})(x, LABELS).backward()
+        loss(x, LABELS).backward()
         assert x.grad is not None
         found = (x.grad.numpy() * along).sum(axis=(1, 2))
         np.testing.assert_allclose(found, fine, rtol=1e-3, atol=1e-4)
@@ -127,8 +122,8 @@ def test_gradient_is_finite_and_bounded_at_degenerate_pairs(
     """
     rng = np.random.default_rng(FAMILIES.index(family))
     loss = losses.build({"name": "triplet", "negatives": source, "margin": 9.0})
-    for dim in (2, 3, 8, 64):
-        for _ in range(4):
+    for dim in (2, 3, 64):
+        for _ in range(3):
             x = torch.tensor(draw(family, rng, dim), dtype=dtype, requires_grad=True)
             value = loss(x, LABELS)
             value.backward()
