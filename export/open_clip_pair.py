@@ -12,6 +12,7 @@ from export.pair import Encoder, Pair
 from export.published_configs import card_licence, open_clip_preprocess
 from export.tokenizer_files import clip_tokenizer, with_cleaning, without_closing_token
 from retrieval.errors import InputError, LookalikeError, did_you_mean
+from retrieval.extras import needs
 from retrieval.files import now
 from retrieval.installation import versions
 from retrieval.text_encoder import TextInput
@@ -34,7 +35,7 @@ def open_clip_pair(name: str) -> Pair:
     try:
         import open_clip
     except ModuleNotFoundError as error:
-        raise LookalikeError('--from-open-clip: needs open_clip; pip install "lookalike[clip]"') from error
+        raise LookalikeError(f"--from-open-clip: {needs('open_clip')}") from error
     arch, weights, options = _parsed(name, open_clip)
     try:
         model = open_clip.create_model(arch, weights, require_pretrained=True, **options).eval()

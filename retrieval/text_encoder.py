@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from retrieval.errors import InputError, LookalikeError
+from retrieval.extras import needs
 from retrieval.inference.runtime import Runtime
 from retrieval.inference.sessions import open_session, reason
 from retrieval.model_archive import TEXT, TOKENIZER, ModelArchive
@@ -87,8 +88,7 @@ class TextTokenizer:
         try:
             from tokenizers import Tokenizer
         except ModuleNotFoundError as error:
-            what = f"{where}: texts need the package tokenizers"
-            raise InputError(f'{what}; pip install "lookalike[text]"') from error
+            raise InputError(f"{where}: text search {needs('tokenizers')}") from error
         try:
             tokenizer = Tokenizer.from_str(contents.decode())
         except Exception as error:  # tokenizers raises plain exceptions

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 from retrieval.errors import InputError, LookalikeError
+from retrieval.extras import needs
 from serve.config import Settings
 from serve.http.logs import configure_logging, report_status
 
@@ -31,9 +32,7 @@ def run(settings: Settings) -> None:
         LookalikeError: The port is in use, or the page is not installed.
     """
     if settings.page and find_spec("gradio") is None:
-        raise LookalikeError(
-            "the page needs gradio: pip install 'lookalike[page]', or serve the API alone with --no-page"
-        )
+        raise LookalikeError(f"the page {needs('gradio')}, or serve the API alone with --no-page")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # single queries gain nothing from threads of FAISS
     configure_logging(settings.log_level, settings.log_format)
     try:

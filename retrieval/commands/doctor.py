@@ -18,6 +18,7 @@ import click
 
 from retrieval.cli import json_option, print_result
 from retrieval.devices import Gpu, driver_cuda, gpus, nvidia_cards
+from retrieval.extras import needs
 from retrieval.inference.runtime import ORT_NAMES
 from retrieval.installation import NAMES, Build, Problem, builds, find_problems, install_command
 from retrieval.resources import cores, physical_memory
@@ -216,7 +217,7 @@ def _uses(
     card = f"GPU 0 ({cards[0].name})" if cards else "CPU"
     torch = found["torch"]
     if torch is None:
-        training = "nothing: pip install 'lookalike[train]'"
+        training = f"nothing: {needs('torch')}"
     else:
         works = torch.cuda is not None and driver is not None and torch.cuda[0] <= driver[0]
         training = f"{card if works else 'CPU'}, torch"

@@ -16,6 +16,7 @@ from retrieval.cli import json_option, print_result
 from retrieval.commands.device_options import runtime_options
 from retrieval.embedder import Embedder, measure_latency
 from retrieval.errors import InputError
+from retrieval.extras import needs
 from retrieval.inference.runtime import Runtime
 from retrieval.licenses import license_notice, model_license
 from retrieval.model_archive import IMAGE, TEXT, ModelArchive
@@ -23,7 +24,7 @@ from retrieval.text import printable
 
 _BATCHES = (1, 4, 32)
 _SETTINGS = ("data", "model", "loss", "epochs", "seed")  # of the training settings; --json shows all
-_NO_ONNX = "unknown: reading it needs the onnx package; pip install 'lookalike[train]'"
+_NO_ONNX = f"unknown: reading it {needs('onnx')}"
 
 
 @click.group()

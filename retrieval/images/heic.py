@@ -9,12 +9,14 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module, metadata
 
+from retrieval.extras import needs
+
 FORMAT = "HEIF"  # Pillow's name
 _BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs")  # HEVC, ISO/IEC 23008-12
 _CONTAINERS = (b"mif1", b"msf1")  # of any codec, named among the compatible brands
 _MAX_BRANDS = 64
 _PACKAGE, _OLDEST = "pillow-heif", (1, 8, 1)  # older wheels have a libheif with known memory errors
-_INSTALL = "HEIC needs: pip install 'lookalike[heic]'"
+_INSTALL = f"HEIC {needs('pillow_heif')}"
 
 
 def is_heic(data: bytes) -> bool:

@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from retrieval.errors import InputError, LookalikeError
+from retrieval.extras import needs
 
 _URL = re.compile(r"/?([a-z][a-z0-9+-]+):/+(.*)", re.DOTALL)
 _LOCAL = {"file", "local"}
-_EXTRAS = {"s3": "hub", "s3a": "hub"}  # extra that has the package of a protocol
+_PACKAGES = {"s3": "s3fs", "s3a": "s3fs"}  # of the protocols that an extra has
 _TIMES = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
 
 
@@ -105,15 +106,16 @@ def list_files(url: str) -> Iterator[RemoteFile]:
 
 def _file_system(url: str) -> Any:
     """Return the file system of a URL; fsspec keeps one for each protocol and its options."""
-    import fsspec  # only for remote images
-
     protocol = url.partition("://")[0]
+    try:
+        import fsspec  # only for remote images
+    except ModuleNotFoundError as error:
+        raise InputError(f"{url}: {needs('fsspec')}") from error
     try:
         return fsspec.core.url_to_fs(url)[0]
     except ImportError as error:
-        extra = _EXTRAS.get(protocol)
-        hint = f"pip install 'lookalike[{extra}]'" if extra else str(error)
-        raise InputError(f"{url}: the package for {protocol}:// is not installed; {hint}") from error
+        hint = needs(_PACKAGES[protocol]) if protocol in _PACKAGES else f"{protocol}:// needs more: {error}"
+        raise InputError(f"{url}: {hint}") from error
     except ValueError as error:
         raise InputError(
             f"{url}: {error}; use s3://, gs://, https:// or another protocol of fsspec"

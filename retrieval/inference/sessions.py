@@ -16,7 +16,7 @@ from retrieval.notices import print_once
 
 CPU = ORT_NAMES["cpu"]
 _REQUIREMENTS = {
-    "cuda": "an NVIDIA GPU with driver, CUDA and cuDNN, and `pip install 'lookalike[gpu]'`",
+    "cuda": "an NVIDIA GPU with its driver, and the extra gpu in place of cpu; see `lookalike doctor`",
     "coreml": "a Mac",
     "openvino": "onnxruntime-openvino instead of onnxruntime",
 }

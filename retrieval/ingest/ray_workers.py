@@ -27,6 +27,7 @@ import numpy as np
 from retrieval.devices import Device
 from retrieval.embedder import Embedder
 from retrieval.errors import ImageError, InputError, LookalikeError
+from retrieval.extras import needs
 from retrieval.images.load import DECODE_POLICY
 from retrieval.inference.runtime import Runtime
 from retrieval.inference.sessions import CPU
@@ -46,8 +47,9 @@ LOCAL_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 def check_ray() -> None:
     """Raise an `InputError` if Ray is not installed."""
-    if find_spec("ray") is None or find_spec("pyarrow") is None:
-        raise InputError('--engine ray: Ray is not installed; run pip install "lookalike[ray]"')
+    for module in ("ray", "pyarrow"):
+        if find_spec(module) is None:
+            raise InputError(f"--engine ray: {needs(module, 'ray')}")
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from retrieval.errors import InputError, did_you_mean
+from retrieval.extras import needs
 from retrieval.storage.records import Value
 
 _PATH, _ID, _LABEL = "path", "id", "label"
@@ -252,9 +253,7 @@ def _parquet(file: Path, required: Sequence[str]) -> Iterator[tuple[str, dict[st
         import pyarrow
         import pyarrow.parquet
     except ModuleNotFoundError as error:
-        raise InputError(
-            f"{file}: reading Parquet needs pyarrow: pip install 'lookalike[parquet]'"
-        ) from error
+        raise InputError(f"{file}: Parquet {needs('pyarrow')}") from error
     try:
         table = pyarrow.parquet.ParquetFile(file)
         names = table.schema_arrow.names

@@ -17,6 +17,7 @@ from typing import IO, Any, Protocol
 import numpy as np
 
 from retrieval.errors import InputError
+from retrieval.extras import needs
 from retrieval.ingest.tables import CsvTable, arrow_values, plain_values
 from retrieval.storage.records import Value
 
@@ -245,7 +246,7 @@ def import_pyarrow(file: Path) -> tuple[Any, Any]:
         import pyarrow
         import pyarrow.parquet
     except ModuleNotFoundError as error:
-        raise InputError(f"{file}: Parquet needs pyarrow: pip install 'lookalike[parquet]'") from error
+        raise InputError(f"{file}: Parquet {needs('pyarrow')}") from error
     return pyarrow, pyarrow.parquet
 
 

@@ -10,6 +10,7 @@ from retrieval import hub
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError
 from retrieval.evaluation.report import REPORT_FILE, Report
+from retrieval.extras import needs
 from retrieval.licenses import model_license
 from retrieval.metrics.table import shown_columns
 from retrieval.reports.pages import render_template
@@ -89,7 +90,7 @@ def _front_matter(embedder: Embedder, name: str, report: Report | None) -> str:
     try:
         from huggingface_hub import EvalResult, ModelCardData  # slow to import
     except ModuleNotFoundError as error:
-        raise InputError("the model card needs huggingface_hub; pip install 'lookalike[hub]'") from error
+        raise InputError(f"the model card {needs('huggingface_hub')}") from error
     results = []
     if report is not None:
         data = _data_name(report.data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from retrieval.errors import InputError
+from retrieval.extras import needs
 from retrieval.stores.address import Address
 from retrieval.stores.engine import Engine
 
@@ -25,7 +26,7 @@ def open_engine(address: Address) -> Engine:
     try:
         found = import_module(f"retrieval.stores.{module}")
     except ModuleNotFoundError as error:
-        what = f"store {address}: needs {error.name}"
-        raise InputError(f'{what}; run `pip install "lookalike[{extra}]"`') from error
+        missing = needs(error.name or module, extra)
+        raise InputError(f"store {address}: {missing}") from error
     engine: Engine = getattr(found, name)(address)
     return engine

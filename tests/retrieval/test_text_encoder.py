@@ -87,7 +87,7 @@ def test_images_of_a_pair_need_no_tokenizers(pair_file: Path, monkeypatch: pytes
     embedder = Embedder(pair_file, device="cpu")
     assert embedder.has_text
     assert embedder.embed([np.zeros((20, 20, 3), np.uint8)]).shape == (1, DIM)
-    with pytest.raises(InputError, match=r'pip install "lookalike\[text\]"'):
+    with pytest.raises(InputError, match=r"pip install 'lookalike\[text\]'"):
         embedder.embed_texts(["red"])
 
 

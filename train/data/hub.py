@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl
 
 from retrieval import hub
 from retrieval.errors import ImageError, InputError, did_you_mean
+from retrieval.extras import needs
 from retrieval.files import file_lock, user_cache
 from retrieval.images.load import open_bytes
 from retrieval.progress import Progress
@@ -117,7 +118,7 @@ def _splits(data: HubData) -> dict[str, Any]:
     try:
         import datasets  # slow to import
     except ModuleNotFoundError as error:
-        raise InputError("hf: needs the library datasets; pip install 'lookalike[hub]'") from error
+        raise InputError(f"hf: {needs('datasets')}") from error
     with hub.one_line(data.repository):
         try:
             found = datasets.load_dataset(data.repository, data.config, revision=data.revision)

