@@ -197,6 +197,17 @@ def test_lock_satisfies_the_requirements(name: str) -> None:
         assert any(wanted.specifier.contains(next(iter(pin.specifier)).version) for pin in pins), wanted
 
 
+def test_each_extra_is_documented() -> None:
+    rows = re.findall(r"^\| (`.+?) \|", (ROOT / "docs" / "installation.md").read_text(), re.MULTILINE)
+    documented = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(documented) == sorted(PROJECT["optional-dependencies"])
+
+
+def test_documented_wheel_is_that_of_this_version() -> None:
+    text = (ROOT / "docs" / "installation.md").read_text()
+    assert re.findall(r"lookalike-([\d.]+)-py3", text) == [PROJECT["version"]]
+
+
 def requirements(extras: list[str]) -> Iterator[Requirement]:
     """The direct requirements of the project with some extras."""
     for text in [*PROJECT["dependencies"], *(t for e in extras for t in PROJECT["optional-dependencies"][e])]:
