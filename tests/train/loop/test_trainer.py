@@ -112,7 +112,7 @@ def test_interrupted_and_resumed_run_is_bit_identical(
 @pytest.mark.parametrize("refit", [False, True], ids=["plain", "refit"])
 def test_killed_run_resumes_from_its_checkpoint(tmp_path: Path, many: Path, refit: bool) -> None:
     """Killed twice; with a refit once in the run that chooses, once in the one on all images."""
-    chosen = ["epochs=10", "save_every=1"]
+    chosen = ["epochs=6", "save_every=1"]
     chosen += ["split.validation=0.25", "split.refit=true"] if refit else []
     config = settings.resolve(f"folder:{many}", None, [*SMALL, *chosen])
     dataset = data.load(config.data)
