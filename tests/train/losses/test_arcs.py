@@ -18,7 +18,7 @@ from .oracle.batches import make_batch
 from .oracle.families import FAMILIES, draw
 from .oracle.geometry import arc_distance, dense_arc_distance, dense_segment_distance, segment_distance
 
-DIMENSIONS = (2, 3, 4, 8, 64, 512)
+DIMENSIONS = (2, 3, 8, 512)
 PROBLEMS = 4  # of every family and dimension
 LABELS = torch.tensor([0, 0, 1, 1])
 SOURCES = ("batch", "optimal", "optimal-segment", "symmetric", "interpolated")
@@ -131,7 +131,7 @@ def test_chords_do_not_depend_on_the_lengths(name: str) -> None:
 def test_symmetric_in_pairs_and_members(family: str, source: str) -> None:
     """d(p, q) = d(q, p), and the order of members does not matter."""
     for dim in (2, 8):
-        for points in problems(family, dim):
+        for points in problems(family, dim)[:2]:
             expected = pair_distance(points, source)
             for order in ([2, 3, 0, 1], [1, 0, 2, 3], [0, 1, 3, 2]):
                 assert pair_distance(points[order], source) == pytest.approx(expected, abs=1e-7)
