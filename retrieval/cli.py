@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import click
 
-from retrieval.errors import InputError, LookalikeError
+from retrieval.errors import InputError, LookalikeError, describe_os_error
 from retrieval.extras import missing_extra
 from retrieval.text import printable, printable_lines
 
@@ -229,8 +229,14 @@ def _run(arguments: list[str], debug: bool) -> int:
     except ModuleNotFoundError as error:  # of an import within a command
         hint = missing_extra(error)
         return _fail(f"this command {hint}" if hint else f"{error}; --debug shows the traceback", 1, debug)
+    except OSError as error:
+        return _fail(describe_os_error(error) or _unexpected(error), 1, debug)
     except Exception as error:
-        return _fail(f"{type(error).__name__}: {error}; --debug shows the traceback", 1, debug)
+        return _fail(_unexpected(error), 1, debug)
+
+
+def _unexpected(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}; --debug shows the traceback"
 
 
 def _fail(message: str, code: int, debug: bool = False) -> int:

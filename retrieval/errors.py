@@ -5,6 +5,7 @@ Errors are raised where the cause is known and caught once, at the command line 
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import ClassVar
@@ -87,3 +88,25 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str | None = None) 
     if close:
         return f"did you mean {close[0]!r}?"
     return otherwise or (f"known: {', '.join(map(repr, names))}" if names else "there are none")
+
+
+_OS_HINTS = {
+    errno.ENOSPC: "make room, then run the same command again",
+    errno.EDQUOT: "make room, then run the same command again",
+    errno.EROFS: "choose another place",
+    errno.EACCES: "change its permissions, or choose another place",
+    errno.EPERM: "change its permissions, or choose another place",
+    errno.EEXIST: "choose another name",
+    errno.ENOTDIR: "choose another name",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+
+
+def describe_os_error(error: OSError) -> str | None:
+    """Return one line for an error of the file system, or `None` if the user can hardly mend it."""
+    hint = _OS_HINTS.get(error.errno or 0)
+    if hint is None or error.strerror is None:
+        return None
+    file = error.filename2 or error.filename  # of two, the second is the one that was to be written
+    where = f"{file}: " if isinstance(file, str) else ""
+    return f"{where}{error.strerror[0].lower()}{error.strerror[1:]}; {hint}"

@@ -92,6 +92,19 @@ def has_sha256(path: Path, sha256: str | None) -> bool:
     return path.is_file() and sha256_of(path) == sha256
 
 
+def check_folder(folder: Path) -> None:
+    """Check before long work that files can be written into a folder, which need not exist yet.
+
+    Raises:
+        InputError: They cannot.
+    """
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise InputError(f"{nearest}: it is a file, not a folder; choose another name")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError(f"{nearest}: no files can be written there; choose another place")
+
+
 def write_texts(folder: Path, contents: Mapping[str, str]) -> None:
     """Write text files, by name, into a folder; each write is atomic."""
     for name, content in contents.items():

@@ -136,7 +136,7 @@ def check_same(folder: Path, manifest: Manifest, embedder: Embedder) -> None:
         return
     ours = manifest.embedding or f"model {manifest.fingerprint[:12]}"
     detail = f"it was built with {ours}, {embedder.path} is model {embedder.fingerprint[:12]}"
-    hint = "use the same model, or build a new gallery"
+    hint = "use the same model, or move the gallery to another one with `lookalike index rebuild`"
     if manifest.has_model and embedder.dim == manifest.dim:
         cosine = probe_cosine(folder, manifest, embedder)
         if cosine >= _MIN_COSINE_SAME_NETWORK:

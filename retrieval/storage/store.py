@@ -112,7 +112,7 @@ class Store:
             InputError: The folder cannot be used.
         """
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise InputError(f"{folder}: the folder exists and is not empty; choose another name")
+            raise InputError(f"{folder}: it exists and is not an empty folder; choose another name")
         if not folder.name:
             raise InputError(f"{folder}: not a folder of its own; name one for the gallery")
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -50,7 +50,7 @@ def is_store(folder: Path) -> bool:
 def check_free(folder: Path) -> None:
     """Raise an `InputError` unless a folder can be created, or is empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder}: the folder exists and is not empty; choose another name")
+        raise InputError(f"{folder}: it exists and is not an empty folder; choose another name")
 
 
 def create_folder(folder: Path, address: Address, collection: str, model: Embedder | None) -> StoreFolder:

@@ -93,7 +93,7 @@ def info(ctx: click.Context, data: str, as_json: bool) -> None:
     Prints the transitions of asymmetric label noise (noise.kind) that cifar10, cifar100 and stl10 define.
     """
     found = inspection.inspect_dataset(data_sets.load(data, unlabelled=True), show_progress=True)
-    print_result(_facts(found), as_json, "\n".join(_text(found)))
+    print_result(_facts(found), as_json, _text(found))
     if found.unusable:
         ctx.exit(3)
 
@@ -141,14 +141,16 @@ def _text(found: inspection.Inspection) -> list[str]:
     lines += ["", *text.align_columns([titles, *rows], right=range(1, len(titles))), ""]
     lines += _transitions(found.transitions)
     problems = [
-        *_problem("Unusable files", map(str, found.unusable)),
+        *_problem("Unusable files", ([str(error)] for error in found.unusable)),
         *_problem("Duplicate images (the same bytes)", map(_duplicate, found.duplicates)),
     ]
     for split, labels in found.single.items():
         what = (
             "Classes of queries without a gallery image" if split == "queries" else "Classes with one image"
         )
-        problems += _problem(f"{what} ({split})" if len(found.splits) > 1 else what, labels)
+        problems += _problem(
+            f"{what} ({split})" if len(found.splits) > 1 else what, ([label] for label in labels)
+        )
     return lines + (problems or ["No problems found."])
 
 
@@ -160,17 +162,21 @@ def _transitions(transitions: Mapping[str, str]) -> list[str]:
     return [what, *textwrap.wrap(", ".join(arrows), 110, initial_indent="  ", subsequent_indent="  "), ""]
 
 
-def _duplicate(found: inspection.Duplicate) -> str:
+def _duplicate(found: inspection.Duplicate) -> list[str]:
     worse = [("different classes", found.across_classes), ("different splits", found.across_splits)]
     kinds = " and ".join(kind for kind, is_so in worse if is_so)
-    files = [f"{entry.path}  (class {entry.label}, split {entry.split})" for entry in found.entries]
-    return "\n    ".join([f"in {kinds}:" if kinds else "in one class:", *files])
+    files = [f"  {entry.path}  (class {entry.label}, split {entry.split})" for entry in found.entries]
+    return [f"in {kinds}:" if kinds else "in one class:", *files]
 
 
-def _problem(what: str, each: Iterable[str]) -> list[str]:
+def _problem(what: str, each: Iterable[list[str]]) -> list[str]:
     every = list(each)
     if not every:
         return []
     more = len(every) - _MOST_LISTED
     rest = [f"  and {more:,} more; --json has them all"] if more > 0 else []
-    return [f"{what}: {len(every):,}", *(f"  {line}" for line in every[:_MOST_LISTED]), *rest]
+    return [
+        f"{what}: {len(every):,}",
+        *(f"  {line}" for lines in every[:_MOST_LISTED] for line in lines),
+        *rest,
+    ]

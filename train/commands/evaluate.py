@@ -10,6 +10,7 @@ import click
 from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.device_options import runtime_options
 from retrieval.errors import InputError
+from retrieval.files import check_folder
 from train import data as data_sets
 from train.commands import DATA_HELP
 
@@ -91,6 +92,8 @@ def evaluate(
     from retrieval.reports.folder import save_report
     from retrieval.reports.text_tables import report_table
 
+    if out is not None:
+        check_folder(out)
     if data is None:
         if baselines or which or linear_probe:
             raise click.UsageError("--baseline, --which and --linear-probe need images; give --data")

@@ -18,6 +18,7 @@ only the model and its moving average. With several machines, see `train.loop.ru
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -230,7 +231,14 @@ class Run:
         path = self._checkpoint(which)
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as draft:
-            save_file({name: value.detach().contiguous() for name, value in tensors.items()}, draft, header)
+            try:
+                save_file(
+                    {name: value.detach().contiguous() for name, value in tensors.items()}, draft, header
+                )
+            except SafetensorError as error:  # "I/O error: No space left on device (os error 28)"
+                if not (found := re.search(r"os error (\d+)", str(error))):
+                    raise
+                raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
 
     def link_checkpoint(self, which: str, to: str) -> None:
         """Let a checkpoint be the same as another one, without writing it again."""

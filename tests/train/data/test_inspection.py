@@ -22,7 +22,7 @@ def test_counts_and_problems_of_a_folder(shop: Path, tmp_path: Path) -> None:
         (tmp_path / "test" / "green" / f"{seed}.png").unlink()
     draw(99).save(tmp_path / "test" / "green" / "only.png")
     shutil.copy(shop / "red" / "0.png", tmp_path / "train" / "red" / "again.png")
-    shutil.copy(shop / "green" / "0.png", tmp_path / "test" / "blue" / "mixed up.png")
+    shutil.copy(shop / "green" / "0.png", tmp_path / "test" / "blue" / "mixed\nup.png")
     (tmp_path / "train" / "red" / "1.png").write_bytes(b"not an image")
     done = lookalike_here("datasets", "info", f"folder:{tmp_path}", "--json", code=3)
     found = json.loads(done.stdout)
@@ -36,12 +36,13 @@ def test_counts_and_problems_of_a_folder(shop: Path, tmp_path: Path) -> None:
     ]
     worse, milder = found["duplicates"]
     assert (worse["across_classes"], worse["across_splits"]) == (True, True)
-    assert {Path(f["path"]).name for f in worse["files"]} == {"0.png", "mixed up.png"}
+    assert {Path(f["path"]).name for f in worse["files"]} == {"0.png", "mixed\nup.png"}
     assert (milder["across_classes"], milder["across_splits"]) == (False, False)
     assert {Path(f["path"]).name for f in milder["files"]} == {"0.png", "again.png"}
     assert found["single"] == {"test": ["green"]}
     text = lookalike_here("datasets", "info", f"folder:{tmp_path}", code=3).stdout
     assert "it is not a JPEG" in text
+    assert r"mixed\nup.png" in text, "a name stays on its line"
     assert "in different classes and different splits" in text
 
 
