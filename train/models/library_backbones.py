@@ -82,9 +82,10 @@ def from_torchvision(
 def _download(name: str, weights: str) -> Weights:
     import torchvision
 
-    found: Weights = torchvision.models.get_model(
-        name, weights=torchvision_weights(name)[weights]
-    ).state_dict()
+    published = torchvision_weights(name)[weights]
+    # `get_model` would run code in the file, which this downloads into its cache or refuses.
+    published.get_state_dict(check_hash=True, weights_only=True)
+    found: Weights = torchvision.models.get_model(name, weights=published).state_dict()
     return found
 
 

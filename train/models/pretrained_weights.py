@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from math import isqrt
+from pickle import UnpicklingError
 
 import torch
 from safetensors import SafetensorError
@@ -54,6 +55,11 @@ def explain_download_errors(name: str) -> Iterator[None]:
     try:
         with redirect_stdout(sys.stderr):
             yield
+    except UnpicklingError as error:
+        raise LookalikeError(
+            f"model.weights: the file of {name} contains more than weights, which may be code; give a "
+            ".safetensors file"
+        ) from error
     except (OSError, RuntimeError) as error:  # no network, 404; wrong digest, or none published
         reason = " ".join(str(error).split())[:160]
         raise LookalikeError(

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -342,8 +343,28 @@ def test_named_weights_are_those_of_torchvision(
 
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", download)
     ours = build_backbone("resnet50", weights, 32).network.state_dict()
-    assert asked == [theirs.url]
+    assert set(asked) == {theirs.url}
     assert torch.equal(ours["layer4.2.bn3.running_mean"], state["layer4.2.bn3.running_mean"])
+
+
+class _Attack:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.write_text, (self._file, "owned")
+
+
+def test_code_in_weights_of_torchvision_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    cached = tmp_path / "hub" / "checkpoints" / "resnet18-f37072fd.pth"
+    cached.parent.mkdir(parents=True)
+    torch.save({"fc.bias": _Attack(tmp_path / "owned")}, cached)
+    with pytest.raises(LookalikeError, match="resnet18 contains more than weights"):
+        build_backbone("resnet18", "imagenet", 32)
+    assert not (tmp_path / "owned").exists()
 
 
 def test_classifier_may_be_missing(tmp_path: Path) -> None:
