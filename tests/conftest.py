@@ -13,6 +13,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,6 +52,14 @@ def draw_classes(folder: Path, classes: int, per_class: int) -> Path:
         for seed in range(per_class):
             draw(seed, hue=hue).save(folder / f"{hue:02d}" / f"{seed}.png")
     return folder
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Share the tests among workers as `tests.scheduling` says."""
+    from tests.scheduling import Scheduling  # xdist may be absent
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session")

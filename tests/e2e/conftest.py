@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from retrieval import Gallery
 from retrieval.reports.folder import evaluate_and_keep
-from tests.e2e.page_driver import in_a_tab, visiting
+from tests.e2e.page_driver import visiting
 from tests.e2e.page_gallery import confused, formulas, stock, twice
 from tests.serve.serving import SERVE, Server, serving
 
@@ -76,14 +76,14 @@ def server(site: Server) -> Server:
 
 
 @pytest.fixture(scope="module")
-def tab(browser: Browser, server: Server) -> Iterator[Page]:
-    """One tab for all tests of a file, with a warm cache."""
-    with in_a_tab(browser, server) as page:
-        yield page
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    """One browser context for all tests of a file, with a warm cache."""
+    with browser.new_context() as context:
+        yield context
 
 
 @pytest.fixture
-def page(tab: Page, server: Server) -> Iterator[Page]:
-    """The page, opened and ready; it must send no request to another host."""
-    with visiting(tab, server) as page:
+def page(context: BrowserContext, server: Server) -> Iterator[Page]:
+    """The page in a new tab, ready; it must send no request to another host."""
+    with visiting(context, server) as page:
         yield page

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, Request, expect
+from playwright.sync_api import Browser, BrowserContext, Page, Request, expect
 
 from retrieval.searchable import Hit
 from tests.serve.serving import Server
@@ -67,14 +67,11 @@ def watched(page: Page, server: Server) -> Page:
 
 
 @contextmanager
-def visiting(tab: Page, server: Server) -> Iterator[Page]:
-    """Start a new visit in a tab that may have been used before."""
-    tab.goto(urljoin(server.url, "/healthz"))  # ends pending requests of the last visit
-    tab.mouse.move(0, 0)
-    tab.foreign.clear()  # type: ignore[attr-defined]
-    tab.broken.clear()  # type: ignore[attr-defined]
-    yield opened(tab, server)
-    assert tab.foreign == tab.broken == [], (tab.foreign, tab.broken)  # type: ignore[attr-defined]
+def visiting(context: BrowserContext, server: Server) -> Iterator[Page]:
+    """Open the page in a new tab: the history and requests of an earlier visit do not reach it."""
+    with context.new_page() as page:
+        yield watched(page, server)
+        assert page.foreign == page.broken == [], (page.foreign, page.broken)  # type: ignore[attr-defined]
 
 
 def upload(page: Page, *paths: Path) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
 from retrieval import Gallery
 from retrieval.evaluation.report import Report, kept_reports
@@ -28,9 +28,9 @@ def server(site: Server) -> Server:
 
 
 @pytest.fixture
-def page(tab: Page, server: Server) -> Iterator[Page]:
+def page(context: BrowserContext, server: Server) -> Iterator[Page]:
     """The evaluation tab."""
-    with visiting(tab, server) as page:
+    with visiting(context, server) as page:
         page.get_by_role("tab", name="Evaluation").click()
         yield page
 
@@ -47,16 +47,16 @@ def expect_within_the_width(page: Page) -> None:
 
 
 def test_evaluation_by_keyboard_is_shared_by_all_visitors(
-    browser: Browser, tab: Page, site: Server, galleries: dict[str, Gallery]
+    browser: Browser, context: BrowserContext, site: Server, galleries: dict[str, Gallery]
 ) -> None:
     gallery, server = galleries["fresh"], below(site, "fresh")
     size = {"width": 390, "height": 844}
     with (
-        visiting(tab, server) as other,
-        browser.new_context(viewport=size) as context,  # type: ignore[arg-type]
+        visiting(context, server) as other,
+        browser.new_context(viewport=size) as phone,  # type: ignore[arg-type]
     ):
         other.get_by_role("tab", name="Evaluation").click()
-        page = on_its_tab(context.new_page(), server)
+        page = on_its_tab(phone.new_page(), server)
         expect(page.locator("#report")).to_contain_text("no evaluation yet")
         expect(page.get_by_label("Report")).to_be_hidden()
         page.get_by_role("button", name="Evaluate this gallery").press("Enter")

@@ -12,12 +12,12 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
 from retrieval import Gallery
 from retrieval.upkeep.duplicates import find_duplicates
 from retrieval.upkeep.suspects import find_suspects
-from tests.e2e.page_driver import below, in_a_tab, search_with, visiting, watched
+from tests.e2e.page_driver import below, search_with, visiting, watched
 from tests.e2e.page_gallery import ODD, colourful
 from tests.retrieval.filling import item_ids
 from tests.serve.serving import SERVE, Server, serving
@@ -38,8 +38,8 @@ def server(site: Server) -> Server:
 
 
 @pytest.fixture
-def page(tab: Page, server: Server) -> Iterator[Page]:
-    with visiting(tab, server) as page:
+def page(context: BrowserContext, server: Server) -> Iterator[Page]:
+    with visiting(context, server) as page:
         yield on_its_tab(page)
 
 
@@ -61,16 +61,10 @@ def changed(allowing: Server, home: Path) -> Server:
     return allowing
 
 
-@pytest.fixture(scope="module")
-def other_tab(browser: Browser, allowing: Server) -> Iterator[Page]:
-    with in_a_tab(browser, allowing) as page:
-        yield page
-
-
 @pytest.fixture
-def free(other_tab: Page, changed: Server) -> Iterator[Page]:
+def free(context: BrowserContext, changed: Server) -> Iterator[Page]:
     """The page of the gallery that may be changed."""
-    with visiting(other_tab, changed) as page:
+    with visiting(context, changed) as page:
         yield on_its_tab(page)
 
 

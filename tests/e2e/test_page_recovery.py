@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from retrieval import Gallery
-from tests.e2e.page_driver import captions, expect_pictures_loaded, expect_results, in_a_tab, upload, watched
+from tests.e2e.page_driver import captions, expect_pictures_loaded, expect_results, upload, watched
 from tests.serve.serving import SERVE, Server, serving
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -33,9 +33,10 @@ def server(tmp_path_factory: pytest.TempPathFactory, gallery: Gallery) -> Iterat
 
 
 @pytest.fixture(scope="module")
-def tab(browser: Browser, server: Server) -> Iterator[Page]:
-    with in_a_tab(browser, server, http_credentials=SIGNED_IN) as page:
-        yield page
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    """A context that signs in."""
+    with browser.new_context(http_credentials=SIGNED_IN) as context:  # type: ignore[arg-type]
+        yield context
 
 
 def test_page_works_after_signing_in(browser: Browser, server: Server, shop: Path) -> None:
