@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, ViewportSize, expect
 
 from retrieval import Gallery
 from tests.e2e.page_driver import enclose, in_a_tab, watched
@@ -44,6 +44,14 @@ def counts(page: Page) -> dict[str, int]:
     """The legend: names and numbers."""
     rows = page.locator("#map .classes li").all_inner_texts()
     return {name: int(count) for name, count in (re.split(r"\s+(?=\d+$)", row.strip()) for row in rows)}
+
+
+@pytest.mark.parametrize("size", [{"width": 390, "height": 844}, {"width": 1280, "height": 900}])
+def test_all_points_are_in_view(page: Page, gallery: Gallery, size: ViewportSize) -> None:
+    page.set_viewport_size(size)
+    page.get_by_role("button", name="Show all").click()
+    enclose(page)
+    expect(page.get_by_test_id("selection")).to_contain_text(f"{len(gallery)} images selected")
 
 
 def test_legend_counts_and_finds_classes(page: Page, gallery: Gallery, server: Server) -> None:

@@ -5,7 +5,7 @@ import {part, show} from './dom.js';
 
 const MOST_THUMBNAILS = 120;  // points in view; more thumbnails would cover each other
 const FADED = 0.07;
-const REACH = 0.94;  // of the plane: points at its edges are whole
+const MARGIN = 0.1;  // around all points: those at the edges are whole
 const BACKGROUND = {light: '#ffffff', dark: '#0b1220'};
 const KEYS = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1]};
 
@@ -13,7 +13,7 @@ const KEYS = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDow
 export const supported = () => Boolean(document.createElement('canvas').getContext('webgl'));
 
 export class Scatter {
-  #stage; #canvas; #thumbnails; #plot; #points; #places; #at = -1; #handlers; #drawing = Promise.resolve(); #lassoed = false; #due = 0;
+  #stage; #canvas; #thumbnails; #plot; #points; #at = -1; #handlers; #drawing = Promise.resolve(); #lassoed = false; #due = 0;
 
   /**
    * @param {Element} stage Has the parts `canvas` and `thumbnails`, and gets the focus.
@@ -44,7 +44,7 @@ export class Scatter {
   }
 
   /**
-   * Draw points, with the view that there is.
+   * Draw points: other points than before in whole, the same ones with the view that there is.
    * @param {{x: number[], y: number[], category: number[], lit: boolean[]}} points Places from -1 to 1; each point's
    *   colour is that of its category, and points that are not lit are faded.
    * @param {string[]} colours Of the categories.
@@ -54,7 +54,6 @@ export class Scatter {
     const same = this.#points?.x === points.x;
     this.#stage.ariaBusy = 'true';
     this.#points = points;
-    if (!same) this.#places = {x: points.x.map(x => REACH * x), y: points.y.map(y => REACH * y)};
     this.#drawing = this.#drawing.catch(() => {}).then(async () => {
       const count = points.x.length;
       this.#plot.set({
@@ -62,8 +61,9 @@ export class Scatter {
         pointColorActive: theme === 'dark' ? '#ffffff' : '#000000', pointSize: count > 20_000 ? 3 : count > 3000 ? 5 : 8,
       });
       await this.#plot.draw(
-        {...this.#places, z: points.category, w: points.lit.map(Number)},
+        {x: points.x, y: points.y, z: points.category, w: points.lit.map(Number)},
         {zDataType: 'categorical', wDataType: 'categorical', ...(same ? {spatialIndex: this.#plot.get('spatialIndex')} : {})});
+      if (!same) await this.fit();
       this.#stage.ariaBusy = 'false';
       this.#later();
     });
@@ -74,7 +74,7 @@ export class Scatter {
   set lasso(on) { this.#plot.set({mouseMode: on ? 'lasso' : 'panZoom'}); }
 
   /** Show all points. */
-  fit() { this.#plot.zoomToOrigin({transition: true}); }
+  fit() { return this.#plot.zoomToPoints(this.#points.x.map((_, point) => point), {padding: MARGIN}); }
 
   /** Show these points, as large as they fit. */
   zoomTo(points) { this.#plot.zoomToPoints(points, {padding: 0.3, transition: true}); }
