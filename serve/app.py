@@ -45,7 +45,6 @@ from serve.core.workers import Limits, Workers
 from serve.http.head import HeadMiddleware
 from serve.http.request_metrics import RequestMetricsMiddleware
 
-MAX_UPLOAD = "20mb"
 _FORGETTING_SECONDS = 300
 _BATCHING_THREADS = 32  # more than cores: their images wait for the GPU
 # A page requests a hundred thumbnails at once, and a browser does not retry.
@@ -211,7 +210,6 @@ def _add_page(app: FastAPI, service: SearchService, path: str, names: Sequence[s
         path=path,
         allowed_paths=[],
         show_error=False,
-        max_file_size=MAX_UPLOAD,
         footer_links=[],
         run_history=False,
         ssr_mode=False,

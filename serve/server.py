@@ -36,7 +36,7 @@ def run(settings: Settings) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # single queries gain nothing from threads of FAISS
     configure_logging(settings.log_level, settings.log_format)
     try:
-        with _interrupt_on_signals(), _bind(settings) as listening, _upload_folder():
+        with _interrupt_on_signals(), _bind(settings) as listening, _private_folder():
             _serve(settings, listening)
     except KeyboardInterrupt:
         pass
@@ -113,7 +113,7 @@ def _authority(host: str, listening: socket.socket) -> str:
 
 
 @contextmanager
-def _upload_folder() -> Iterator[None]:
+def _private_folder() -> Iterator[None]:
     """Create a private folder for Gradio's files, which reads its name at import; delete it in the end."""
     with tempfile.TemporaryDirectory(prefix="lookalike-") as folder:
         os.environ.update(
@@ -127,7 +127,7 @@ def _upload_folder() -> Iterator[None]:
 
 @contextmanager
 def _interrupt_on_signals() -> Iterator[None]:
-    """Handle SIGTERM and SIGHUP like Ctrl-C, so that the upload folder is deleted."""
+    """Handle SIGTERM and SIGHUP like Ctrl-C, so that the private folder is deleted."""
 
     def interrupt(number: int, frame: FrameType | None) -> Any:
         raise KeyboardInterrupt

@@ -150,7 +150,8 @@ KINDS = {
 )
 async def start_job(request: Request, service: Service, jobs: GalleryJobs) -> Response:
     """The server does one long work at a time in each of its processes, of this API or of the page;
-    otherwise it answers 503, `busy`. An evaluation is kept in the gallery as a report."""
+    otherwise it answers 503, `busy`. An evaluation is kept in the gallery as a report; until the
+    gallery changes, another one returns the same report."""
     body = await read_body(request, JSON)
 
     def start() -> Job:

@@ -7,7 +7,7 @@ Each takes one core for up to a minute or two, so they are background work.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from retrieval.analysis import tsne
 from retrieval.analysis.embeddings import embeddings_of
 from retrieval.errors import InputError
-from retrieval.evaluation.report import Report
+from retrieval.evaluation.report import Report, kept_reports
 from retrieval.reports.folder import evaluate_and_keep
 from retrieval.searchable import SearchableGallery
 from retrieval.stores.gallery import StoreGallery, open_gallery
@@ -107,11 +107,18 @@ def hide_paths(service: SearchService) -> Iterator[None]:
 def evaluate(service: SearchService) -> Report:
     """Evaluate the gallery on a bounded number of its images, and keep the report in it.
 
+    If its newest report is of its present state, return that, so that visitors cannot fill the disk.
+
     Raises:
         InputError: No image has a label, or the gallery is not writable.
     """
     with hide_paths(service):
         gallery = fixed_gallery(service)
+        with suppress(InputError):  # an unreadable report counts as none
+            if kept := kept_reports(gallery.folder):
+                newest = Report.load(kept[-1])
+                if newest.gallery_state == gallery.state_digest():
+                    return newest
         limit = max(_MIN_QUERIES, _MAX_COMPARISONS // max(1, len(gallery)))
         return evaluate_and_keep(gallery, limit=limit)
 

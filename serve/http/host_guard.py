@@ -25,7 +25,7 @@ _ROUTES = re.compile(
     | /favicon\.ico | /robots\.txt | /theme\.css | /config/?
     | /(assets|page|static)/.*
     | /gradio_api/(
-        upload | upload_progress | queue/join | queue/data | cancel | reset/? | heartbeat/[^/]*
+        queue/join | queue/data | cancel | reset/? | heartbeat/[^/]*
         | app_id | file=/.*
       )
     """,

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from starlette.types import ASGIApp
 
 from serve.config import Settings
@@ -22,7 +19,6 @@ from serve.http.rate_limit import (
     ShareLimitMiddleware,
     StreamLimitMiddleware,
 )
-from serve.http.upload_limit import UploadLimitMiddleware
 
 _CONCURRENT_BODIES = 8  # of the largest size
 
@@ -42,8 +38,7 @@ def protect(
     max_body = settings.max_body * 2**20
     app = BodyLimitMiddleware(app, max_body, _CONCURRENT_BODIES * max_body)
     if settings.page:
-        uploads = Path(os.environ["GRADIO_TEMP_DIR"])
-        app = StreamLimitMiddleware(UploadLimitMiddleware(app, uploads))
+        app = StreamLimitMiddleware(app)
     if settings.permissions.sharing:
         app = ShareLimitMiddleware(app, shared.shares)
     if settings.credentials:

@@ -37,10 +37,7 @@ def build_page(service: SearchService, names: Sequence[str]) -> gr.Blocks:
         service: The gallery.
         names: Names of all galleries of the server; the first one's page is at the root.
     """
-    # Nothing is reported home; uploads older than five minutes are deleted every minute.
-    with gr.Blocks(
-        title=f"Lookalike: {service.summary().name}", analytics_enabled=False, delete_cache=(60, 300)
-    ) as blocks:
+    with gr.Blocks(title=f"Lookalike: {service.summary().name}", analytics_enabled=False) as blocks:
         _skip_link()
         _header(service, names)
         tabs = [tab(service) for tab in TABS]

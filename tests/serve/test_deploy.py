@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -18,9 +19,17 @@ import yaml
 from starlette.types import Receive, Scope, Send
 
 from retrieval.commands.index import index
+from retrieval.images import load
 from retrieval.stores.address import parse_address
+from serve import app
+from serve.api import schemas
+from serve.api.jobs import KINDS
 from serve.commands import serve
 from serve.config import PASSWORD, settings
+from serve.core import changes, queries, shared_pictures, url_fetcher
+from serve.core.workers import Limits
+from serve.http import auth, connections, protocol, rate_limit, stack
+from serve.http.body_limit import BodyLimitMiddleware
 from tests.serve.asgi_server import listening, measure
 from tests.serve.serving import ROOT
 
@@ -143,3 +152,53 @@ def test_systemd_accepts_the_unit_and_rates_it_safe(tmp_path: Path, changes: boo
     command = ["systemd-analyze", "security", "--offline=true", "--threshold=20", "--no-pager", str(unit)]
     rating = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert rating.returncode == 0, rating.stdout.splitlines()[-1]
+
+
+LIMITS = {  # numbers of a row of the table "Limits", as the code has them
+    "pictures that one client shares": (rate_limit._SHARES, 1 / rate_limit._SHARES_PER_SECOND),
+    "shared pictures": (shared_pictures.KEPT, shared_pictures.MAX_BYTES / 2**20),
+    "failed sign-ins": (auth._ATTEMPTS, 1 / auth._ATTEMPTS_PER_SECOND),
+    "one image": (load.MAX_PIXELS / 1e6,),
+    "images in one API request": (changes.MAX_IMAGES, schemas.MAX_K),
+    "queued requests": (Limits().queued,),
+    "queued thumbnails": (app._QUEUED_THUMBNAILS, app._THUMBNAIL_SECONDS),
+    "time to send the request headers": (protocol.HEADER_SECONDS,),
+    "images being fetched": (
+        url_fetcher.MAX_CONCURRENT,
+        url_fetcher.TIMEOUT_SECONDS,
+        url_fetcher.MAX_BYTES / 2**20,
+    ),
+    "connections; open streams": (
+        connections.MAX_CONNECTIONS,
+        rate_limit._MAX_STREAMS,
+        rate_limit._MAX_STREAMS_PER_CLIENT,
+    ),
+}
+
+
+@pytest.mark.parametrize("row", LIMITS)
+def test_documented_limits_are_those_of_the_code(row: str) -> None:
+    (limit,) = re.findall(rf"^\| {row}.*?\| (.+?) \|", (DEPLOY / "README.md").read_text(), re.MULTILINE)
+    assert [float(number) for number in re.findall(r"\d+", limit)] == pytest.approx([*LIMITS[row]])
+
+
+def test_other_documented_limits_are_those_of_the_code() -> None:
+    text = " ".join((DEPLOY / "README.md").read_text().split())
+    assert f"{connections.RESERVED} further connections are kept" in text
+    assert f"send its request within {protocol.RESERVE_SECONDS:g} seconds" in text
+    assert rate_limit._BURST_SECONDS == 10
+    assert "`--rate` per second, burst ten times as many" in text
+    assert f"images of over {queries._LARGE / 1e6:g} megapixels" in text
+    assert Limits().queue_share == pytest.approx(1 / 3)
+    assert "at most a third of `--deadline`" in text
+    assert stack._CONCURRENT_BODIES == 8
+    assert "eight times `--max-body` | 503" in text
+    slow = inspect.signature(BodyLimitMiddleware).parameters
+    rate, seconds = slow["min_rate"].default / 1000, slow["max_stall"].default
+    assert f"body slower than {rate:g} kB per second | {seconds:g} seconds" in text
+    assert f"if less than {changes._MIN_FREE_BYTES / 2**30:g} GiB of disk is free" in text
+
+
+def test_the_documented_job_kinds_are_those_of_the_code() -> None:
+    text = " ".join((DEPLOY / "README.md").read_text().split())
+    assert f"start an analysis ({', '.join(KINDS)})" in text

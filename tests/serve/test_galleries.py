@@ -145,5 +145,5 @@ def test_every_folder_has_a_url_safe_name(text: str) -> None:
     (name,) = parse_galleries([f"/nowhere/x{text.replace('=', '')}"])
     address = httpx.URL(f"http://localhost{api_of(name)}/search")
     assert address.path == f"/v1/galleries/{name}/search"
-    assert within_page(f"{page_of(name)}/gradio_api/upload") == "/gradio_api/upload"
+    assert within_page(f"{page_of(name)}/gradio_api/queue/join") == "/gradio_api/queue/join"
     assert within_page(page_of(name)) == "/"

@@ -51,6 +51,8 @@ def test_evaluation_is_returned_and_kept(client: Client, folder: Path) -> None:
     report = Report.load(kept)
     assert found["results"][-1]["values"] == report.results[-1].values
     assert client.evaluation().created == found["created"] == report.created
+    assert done(client, "evaluation")["created"] == found["created"]
+    assert kept_reports(folder) == [kept], "visitors cannot fill the disk with reports"
 
 
 def test_duplicates_are_those_of_the_gallery(client: Client, folder: Path) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import asyncio
 import logging
-import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +17,10 @@ from serve.app import create_app
 from serve.config import Settings
 from serve.core.service import SearchService
 from serve.core.telemetry import Telemetry
-from serve.http import upload_limit
 from serve.http.access_log import HEADERS
 from serve.http.stack import protect
-from tests.serve.asgi_server import get, listening, measure, receive_all, send_raw
-from tests.serve.page.page_events import upload
-from tests.serve.serving import ROOT, Server, files_in
+from tests.serve.asgi_server import get, listening, receive_all, send_raw
+from tests.serve.serving import ROOT, Server
 
 SITE = "https://shop.example"
 
@@ -260,55 +256,6 @@ def _raw(server: Server, line: bytes) -> bytes:
     return receive_all(
         send_raw(port, line + b"\r\nHost: " + host.encode() + b"\r\nConnection: close\r\n\r\n")
     )
-
-
-# ---- uploads
-
-
-@pytest.mark.slow
-def test_uploads_are_deleted_while_the_server_runs(
-    shop_gallery: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
-    import gradio
-
-    from serve import page
-
-    class Blocks(gradio.Blocks):
-        def __init__(self, *args: Any, **options: Any) -> None:
-            assert options["delete_cache"] == (60, 300)  # every minute, files older than five
-            super().__init__(*args, **{**options, "delete_cache": (1, 1)})
-
-    monkeypatch.setattr(page.gr, "Blocks", Blocks)
-    app = _protected(shop_gallery, page=True)
-    with (
-        listening(app, lifespan="on") as port,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
-    ):
-        assert upload(client, "query.png", b"x").status_code == 200
-        assert files_in(tmp_path)
-        for _ in range(200):
-            if not files_in(tmp_path):
-                return
-            time.sleep(0.1)
-    raise AssertionError(f"still there: {files_in(tmp_path)}")
-
-
-@pytest.mark.parametrize(("name", "most"), [("_MAX_BYTES", 1000), ("_MAX_FILES", 3)])
-def test_upload_folder_is_limited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, most: int
-) -> None:
-    monkeypatch.setattr(upload_limit, name, most)
-    monkeypatch.setattr(upload_limit, "_CHECK_SECONDS", 0.0)
-    app = upload_limit.UploadLimitMiddleware(measure, tmp_path)
-    for number in range(3):
-        assert get(app, "/gradio_api/upload").status_code == 200
-        (tmp_path / f"of a session {number}").mkdir()
-        (tmp_path / f"of a session {number}" / "query.png").write_bytes(bytes(400))
-    assert get(app, "/gradio_api/upload").status_code == 503
-    assert get(app, "/gradio_api/queue/data").status_code == 200
-    shutil.rmtree(tmp_path / "of a session 1")
-    assert get(app, "/gradio_api/upload").status_code == 200
 
 
 def test_no_unsafe_deserialization_is_used() -> None:

@@ -28,8 +28,3 @@ def send_event(client: httpx.Client, name: str, data: list[Any], of: str | None 
             if message.get("msg") == "process_completed":
                 return message
     raise AssertionError("the stream ended without an outcome")
-
-
-def upload(client: httpx.Client, name: str, content: bytes) -> httpx.Response:
-    """Upload a file; the response is a list with its path."""
-    return client.post("/gradio_api/upload", files={"files": (name, content)})
