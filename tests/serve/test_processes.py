@@ -112,6 +112,25 @@ def test_killed_worker_is_replaced(shop_gallery: Path, tmp_path: Path) -> None:
         wait_until(lambda: not any(_alive(worker) for worker in before))
 
 
+@pytest.mark.slow
+def test_sighup_replaces_all_workers_without_a_refused_request(shop_gallery: Path, tmp_path: Path) -> None:
+    with serving([*SERVE, str(shop_gallery), "--workers", "2", "--no-page"], tmp_path) as server:
+        before = server.workers()
+        server.process.send_signal(signal.SIGHUP)
+        statuses = []
+
+        def replaced() -> bool:
+            statuses.append(httpx.get(f"{server.url}/v1/gallery", timeout=30).status_code)
+            now = server.workers()
+            return len(now) == 2 and not now & before
+
+        wait_until(replaced, seconds=60)
+        assert {*statuses} == {200}
+        code, output = server.stop()
+    assert code == 0
+    assert "Traceback" not in output
+
+
 def test_workers_end_with_a_killed_server(shop_gallery: Path, tmp_path: Path) -> None:
     with serving([*SERVE, str(shop_gallery), "--workers", "2", "--no-page"], tmp_path) as server:
         workers = server.workers()
