@@ -193,23 +193,17 @@ def test_limits(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("backbone", "precision"),
-    [
-        ("timm:test_vit:depth=2", "fp16"),
-        ("timm:test_vit:depth=2", "int8"),
-        ("timm:test_efficientnet", "int8"),
-    ],
-)
-def test_families_in_smaller_precisions(backbone: str, precision: str, tmp_path: Path, shop: Path) -> None:
+@pytest.mark.parametrize("backbone", ["timm:test_vit:depth=2", "timm:test_efficientnet"])
+def test_families_in_int8(backbone: str, tmp_path: Path, shop: Path) -> None:
+    """In fp16, `test_native_pooling` compares a transformer with its library."""
     torch.manual_seed(0)
     preprocess = Preprocess(size=64)
     model = EmbeddingModel(ModelConfig(backbone=backbone, embedding_dim=16), preprocess)
     calibrate(model, np.stack([preprocess(draw(seed, hue=seed)) for seed in range(8)]))
     samples = SampleImages.load(f"folder:{shop}")
-    options = ExportOptions(precision, accept_loss=True)
+    options = ExportOptions("int8", accept_loss=True)
     exported = export_model(model, preprocess, tmp_path / "m.onnx", {}, samples, options)
     assert exported.cost is not None
-    assert exported.cost.mean_cosine > (0.9999 if precision == "fp16" else 0.98)
+    assert exported.cost.mean_cosine > 0.98
     types = Counter(tensor.data_type for tensor in onnx.load(tmp_path / "m.onnx").graph.initializer)
-    assert types[HALF if precision == "fp16" else SIGNED] > 3
+    assert types[SIGNED] > 3

@@ -322,6 +322,12 @@ def test_unknown_weights_name_those_of_the_backbone() -> None:
         build_backbone("timm:resnet18", "imagenet1k_v1", 32)
 
 
+@pytest.fixture(scope="module")
+def resnet50() -> dict[str, Tensor]:
+    """Weights of torchvision's network."""
+    return with_batch_statistics(torchvision.models.resnet50(weights=None)).state_dict()
+
+
 @pytest.mark.parametrize(
     ("weights", "theirs"),
     [
@@ -332,19 +338,21 @@ def test_unknown_weights_name_those_of_the_backbone() -> None:
     ],
 )
 def test_named_weights_are_those_of_torchvision(
-    weights: str, theirs: ResNet50_Weights, monkeypatch: pytest.MonkeyPatch
+    weights: str,
+    theirs: ResNet50_Weights,
+    resnet50: dict[str, Tensor],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    state = with_batch_statistics(torchvision.models.resnet50(weights=None)).state_dict()
     asked: list[str] = []
 
     def download(url: str, **_: bool) -> dict[str, Tensor]:
         asked.append(url)
-        return state
+        return resnet50
 
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", download)
     ours = build_backbone("resnet50", weights, 32).network.state_dict()
     assert set(asked) == {theirs.url}
-    assert torch.equal(ours["layer4.2.bn3.running_mean"], state["layer4.2.bn3.running_mean"])
+    assert torch.equal(ours["layer4.2.bn3.running_mean"], resnet50["layer4.2.bn3.running_mean"])
 
 
 class _Attack:
