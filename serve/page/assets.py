@@ -16,6 +16,7 @@ from retrieval.reports.pages import environment
 from retrieval.text import pluralize
 
 _HERE = Path(__file__).parent
+_NOT_LOADED = "This part of the page could not be loaded. Check your connection, then reload the page."
 STATIC = _HERE / "static"
 MODULES = "/page"  # path of the scripts that pages import
 _ENVIRONMENT = environment(_HERE)
@@ -64,7 +65,10 @@ def module(name: str, *arguments: object) -> str:
     """
     values = "".join(f", {json.dumps(value)}" for value in arguments)
     path = f"{MODULES}/{modules_version()}/{name}.js"
-    return f"import(new URL({json.dumps(path)}, location.origin)).then(one => one.mount(element{values}));"
+    return (
+        f"import(new URL({json.dumps(path)}, location.origin)).then(one => one.mount(element{values}), "
+        f"() => {{ element.role = 'alert'; element.textContent = {json.dumps(_NOT_LOADED)}; }});"
+    )
 
 
 @cache

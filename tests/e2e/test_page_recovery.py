@@ -88,6 +88,19 @@ def test_slow_line_shows_how_much_is_sent(page: Page, tmp_path: Path) -> None:
     line.send("Network.emulateNetworkConditions", {**slow, "latency": 0, "uploadThroughput": -1})
 
 
+def test_a_text_file_is_refused_as_a_picture(page: Page, tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("milk, eggs")
+    upload(page, tmp_path / "list.txt")
+    expect(page.locator("#status.trouble")).to_contain_text("This picture cannot be used: it is not")
+
+
+def test_a_part_that_is_not_loaded_says_so(page: Page) -> None:
+    page.route("**/collection.js", lambda route: route.abort())
+    page.get_by_role("tab", name="Gallery").click()
+    expect(page.get_by_role("alert").filter(has_text="could not be loaded")).to_be_visible()
+    page.unroute("**/collection.js")
+
+
 def test_url_of_a_private_address_is_refused(page: Page) -> None:
     field = page.get_by_label("Address of a picture")
     field.fill("https://127.0.0.1/picture.png")

@@ -61,7 +61,7 @@ export class Api {
       stall();
       if (body instanceof FormData) request.send(body);
       else if (body instanceof Blob) {
-        request.setRequestHeader('Content-Type', body.type || 'application/octet-stream');
+        request.setRequestHeader('Content-Type', body.type.startsWith('image/') ? body.type : 'application/octet-stream');
         request.send(body);
       } else if (body === undefined) request.send();
       else {
