@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from retrieval.cli import json_option, print_result, print_status
+from retrieval.cli import json_option, print_next, print_result, print_status
 from retrieval.commands.device_options import runtime_options
 from retrieval.inference.runtime import Runtime
 from retrieval.licenses import license_notice
@@ -206,6 +206,7 @@ def export(
     if exported.cost is not None:
         text += f"\n{exported.cost.to_text()}"
     print_result({"model": str(out), "bytes": size, **exported.to_dict()}, as_json, text)
+    print_next("index", "build", "GALLERY", "IMAGES", "--model", str(out))
 
 
 def _export_published(

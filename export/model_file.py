@@ -26,6 +26,7 @@ from retrieval.files import atomic_write, now
 from retrieval.images.preprocess import Preprocess
 from retrieval.inference.runtime import Runtime
 from retrieval.installation import versions
+from retrieval.progress import Progress
 from train.loop.run_folder import Run
 from train.losses.matryoshka import prefix_weights
 from train.models.embedding_model import EmbeddingModel
@@ -195,8 +196,11 @@ def export_model(
     out.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(out) as draft, TemporaryDirectory() as folder:
         fp32_file = draft if precision == "fp32" else Path(folder, "fp32.onnx")
-        _save(to_onnx(model, sample), metadata, fp32_file)
-        proof = _prove(fp32_file, description, sample, expected, options.runtime)
+        with Progress("exporting", 2, "steps", show=options.show_progress) as progress:
+            _save(to_onnx(model, sample), metadata, fp32_file)
+            progress.update()
+            proof = _prove(fp32_file, description, sample, expected, options.runtime)
+            progress.update()
         if not (proof.largest_difference <= MAX_DIFFERENCE and proof.lowest_cosine >= MIN_COSINE):
             difference = f"by {proof.largest_difference:.2e}, lowest cosine {proof.lowest_cosine:.6f}"
             raise LookalikeError(f"{out}: not kept, its embeddings differ from the network's {difference}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -249,6 +250,12 @@ def _fail(message: str, code: int, debug: bool = False) -> int:
 def print_status(message: str) -> None:
     """Print a status message of one line for people on stderr; stdout is for results."""
     click.echo(printable(message), err=True)
+
+
+def print_next(*words: str) -> None:
+    """Print the command that usually comes next, for people: nothing unless stderr is a terminal."""
+    if sys.stderr.isatty():
+        print_status(f"next: lookalike {shlex.join(words)}")
 
 
 def print_result(result: Any, as_json: bool, text: str | Sequence[str], *, indent: int | None = 2) -> None:

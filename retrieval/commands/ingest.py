@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from retrieval.cli import json_option, print_result, print_status
+from retrieval.cli import json_option, print_next, print_result, print_status
 from retrieval.commands.device_options import runtime_options
 from retrieval.commands.engine_options import RayOptions, ray_options
 from retrieval.commands.options import (
@@ -162,6 +162,7 @@ def build(
             ignore_decisions=ignore_decisions,
         )
         _report(ctx, in_store, result, as_json)
+        print_next("serve", str(gallery))
         return
     source, runtime = (None, runtime) if ray is None else ray.source(runtime, retry=retry)
     embedder, new = Embedder.open(model, runtime), not (gallery / "gallery.db").exists()
@@ -188,6 +189,7 @@ def build(
             shutil.rmtree(gallery)
         raise
     _report(ctx, target, result, as_json)
+    print_next("serve", str(gallery))
 
 
 @click.command(short_help="Add images to a gallery.")

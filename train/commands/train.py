@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from retrieval.cli import json_option, print_result, print_status
+from retrieval.cli import json_option, print_next, print_result, print_status
 from retrieval.commands.device_options import training_device_option
 from retrieval.devices import Device
 from retrieval.errors import InputError
@@ -105,6 +105,7 @@ def train(
         )
         facts |= {"linear_probe": accuracy, "linear_probe_labels": trainer.config.linear_probe}
         print_result(facts, as_json, _summary(out, facts))
+        print_next("export", str(out), "--out", "model.onnx")
     if trainer.bad_files:
         for bad in trainer.bad_files[:10]:
             print_status(f"  left out {bad}")
