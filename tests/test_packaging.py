@@ -162,6 +162,26 @@ def test_base_installation_indexes_searches_and_serves(
     assert found["hits"][0]["score"] == pytest.approx(1, abs=1e-4)
 
 
+def test_commands_name_the_extra_that_they_lack(environment: Path, model_file: Path, tmp_path: Path) -> None:
+    """One line each, before any work: nothing is left behind."""
+    gallery = tmp_path / "shop.gallery"
+
+    def lacking(code: int, *words: str | Path) -> str:
+        line = run(environment, *words, code=code).stderr
+        assert line.count("\n") == 1
+        return line.partition("needs ")[2].strip()
+
+    def built(*words: str) -> str:
+        return lacking(2, "index", "build", gallery, *words, "--model", model_file)
+
+    assert lacking(1, "demo", "--out", gallery) == "torch: pip install 'lookalike[standard]'"
+    assert built("s3://shop/a") == "fsspec: pip install 'lookalike[hub]'"
+    assert built("a", "--engine", "ray") == "ray: pip install 'lookalike[ray]'"
+    assert built("a", "--store", "postgresql://me@127.0.0.1/shop").endswith("install 'lookalike[postgres]'")
+    assert built("a", "--store", "milvus://me@127.0.0.1/shop") == "pymilvus: pip install 'lookalike[milvus]'"
+    assert not gallery.exists()
+
+
 def test_doctor_repairs_an_environment_with_both_pairs(environment: Path) -> None:
     """The files and records of the builds for GPUs come over those for CPUs, as installers let them."""
     (packages,) = environment.glob("lib/python*/site-packages")
