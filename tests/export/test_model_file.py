@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 import torch
 import torchvision
+from onnx import numpy_helper
 from PIL import ExifTags, Image
 from safetensors.torch import save_file
 
@@ -105,18 +106,28 @@ def test_rotated_jpeg_is_the_same_in_training_and_in_the_file(
 
 
 def test_file_with_different_embeddings_is_not_kept(
-    untrained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    untrained_run: Path, model_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export.model_file, "MAX_DIFFERENCE", 0.0)
+    """As if the exporter had written one of the weights wrongly."""
+    proto = onnx.load(model_file)
+    weights = next(one for one in proto.graph.initializer if len(one.dims) == 4)
+    wrong = numpy_helper.to_array(weights).copy()
+    wrong[0, 0] *= 1.5
+    weights.CopyFrom(numpy_helper.from_array(wrong, weights.name))
+    monkeypatch.setattr(export.model_file, "to_onnx", lambda *_: proto)
     with pytest.raises(LookalikeError, match="not kept"):
         export_run(Run.open(untrained_run), tmp_path / "m.onnx")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_data_set_is_replaced_by_noise_images(untrained_run: Path, tmp_path: Path) -> None:
+def test_missing_data_set_is_replaced_by_noise_images(
+    untrained_run: Path, model_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network is that of the run, and so is its graph."""
+    monkeypatch.setattr(export.model_file, "to_onnx", lambda *_: onnx.load(model_file))
     run = Run.open(untrained_run)
     moved = tmp_path / "run"
-    ours = settings.parse_config({**run.config.to_dict(), "data": "folder:/nowhere", "seed": 3})
+    ours = settings.parse_config({**run.config.to_dict(), "data": "folder:/nowhere"})
     copy = Run.start(moved, ours)
     model = initial_model(ours)
     copy.save_checkpoint("best", {}, torch.optim.AdamW(model.parameters()), model=model)
