@@ -5,11 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
+from torch.distributed.run import main as torchrun
 
 from retrieval.cli import main
 
@@ -21,12 +22,31 @@ _CONTEXT.set_forkserver_preload(["train.experiments.sweep", "tests.train.forking
 
 def start_lookalike(folder: Path, *words: str, variables: Mapping[str, str] | None = None) -> BaseProcess:
     """Start the command in a working folder, which gets its output in the files `stdout` and `stderr`."""
-    process = _CONTEXT.Process(target=_run, args=(folder, words, dict(variables or {})))
+    return _start(main, folder, words, variables)
+
+
+def start_torchrun(folder: Path, *words: str, variables: Mapping[str, str] | None = None) -> BaseProcess:
+    """Start torchrun in a working folder, which gets its output in the files `stdout` and `stderr`."""
+    return _start(torchrun, folder, words, variables)
+
+
+def _start(
+    command: Callable[[Sequence[str]], object],
+    folder: Path,
+    words: tuple[str, ...],
+    variables: Mapping[str, str] | None,
+) -> BaseProcess:
+    process = _CONTEXT.Process(target=_run, args=(command, folder, words, dict(variables or {})))
     process.start()
     return process
 
 
-def _run(folder: Path, words: tuple[str, ...], variables: dict[str, str]) -> None:
+def _run(
+    command: Callable[[Sequence[str]], object],
+    folder: Path,
+    words: tuple[str, ...],
+    variables: dict[str, str],
+) -> None:
     for number, name in ((1, "stdout"), (2, "stderr")):
         with (folder / name).open("w") as file:
             os.dup2(file.fileno(), number)
@@ -34,4 +54,4 @@ def _run(folder: Path, words: tuple[str, ...], variables: dict[str, str]) -> Non
     os.chdir(folder)
     os.environ.update(variables)
     torch.set_num_threads(1)
-    main(words)
+    command(words)

@@ -9,8 +9,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,8 +22,8 @@ from torch.distributed import HashStore
 
 from retrieval import InputError
 from tests.conftest import CHECKOUT, SCRIPT, wait_until
-from tests.train.forking import start_lookalike
-from tests.train.loop.test_trainer import ONE_THREAD, SMALL, trainer
+from tests.train.forking import start_lookalike, start_torchrun
+from tests.train.loop.test_trainer import SMALL, trainer
 from tests.train.loop.test_watching import WATCHED, splits
 from train import data, settings
 from train.config import Config
@@ -50,16 +48,14 @@ def folders(machine: Path) -> dict[str, str]:
     return {"TMPDIR": str(machine), "XDG_CACHE_HOME": str(machine), "PYTHONPATH": CHECKOUT}
 
 
-def agent(machine: Path, number: int, port: str, *words: str) -> subprocess.Popen[str]:
+def agent(machine: Path, number: int, port: str, *words: str) -> BaseProcess:
     """Start torchrun on a machine with one process, which writes its number to the file `pid`."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
-    launcher += ["--node-rank", str(number), "--master-addr", "127.0.0.1", "--master-port", port]
+    launcher = ["--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(number)]
+    launcher += ["--master-addr", "127.0.0.1", "--master-port", port]
     # torchrun replaces $$ by $.
     shell = ["--no-python", "sh", "-c", 'echo $$$$ > pid; exec "$0" "$@"', SCRIPT]
-    with (machine / "stderr").open("w") as errors:
-        return subprocess.Popen(
-            [*launcher, *shell, *words], cwd=machine, env={**ONE_THREAD, **folders(machine)}, stderr=errors
-        )
+    own = {"OMP_NUM_THREADS": "1", **folders(machine)}  # other processes must sum in the same order
+    return start_torchrun(machine, *launcher, *shell, *words, variables=own)
 
 
 def process(machine: Path, number: int, port: str, *words: str) -> BaseProcess:
@@ -96,7 +92,9 @@ def test_two_machines_equal_one_process_also_when_one_is_killed(tmp_path: Path, 
     try:
         wait_until(lambda: first.has_checkpoint("last") and first.checkpoint_state("last")["step"], 120)
         os.kill(int((machines[1] / "pid").read_text()), signal.SIGKILL)
-        assert all(one.wait(60) for one in agents)
+        for one in agents:
+            one.join(60)
+            assert one.exitcode
     finally:
         for one in agents:
             one.kill()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import shutil
 import signal
 import time
@@ -36,7 +35,6 @@ SMALL = [
     "split.validation=0.0",
 ]
 BY_RECALL = ["split.choice=always", "split.metric=recall_at_1"]  # few images would refuse the choice
-ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}  # other processes must sum in the same order
 
 
 @pytest.fixture(scope="module")

@@ -87,6 +87,7 @@ def test_class_token_of_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     small = {"num_layers": 3, "num_heads": 2, "hidden_dim": 32, "mlp_dim": 48}
     monkeypatch.setattr(vision_transformer, "_vision_transformer", lambda **given: build(**given | small))
     theirs = torchvision.models.vit_b_32(weights=None, image_size=64).eval()
+    nn.init.normal_(theirs.class_token)  # 0 before training
     weights = saved(theirs, tmp_path)
     ours = build_backbone("vit_b_32", weights, 64).eval()
     native = build_backbone("vit_b_32", weights, 64, native=True)
