@@ -183,7 +183,7 @@ def _paths(images: Embeddings) -> np.ndarray:
 
 def examples_size(found: ExampleTriplets) -> tuple[float, float]:
     """Return width and height of `draw_examples` in inches."""
-    return _TILE * (1 + len(found.columns)) + 0.4, (_TILE + 0.4) * len(found.anchors) + 1.3
+    return _TILE * (1 + len(found.columns)) + 0.4, (_TILE + 0.4) * len(found.anchors) + 1.5
 
 
 def draw_examples(found: ExampleTriplets, figure: Figure) -> None:
@@ -214,7 +214,9 @@ def draw_examples(found: ExampleTriplets, figure: Figure) -> None:
                 _show(grid[i, j], thumbnails, found, row, title, frame)
     looks = ((_POSITIVE, "positive"), (_HARD, "negative, more similar (hard)"), (_EASY, "negative"))
     handles = [Patch(facecolor="none", edgecolor=colour, lw=2.5, label=label) for colour, label in looks]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=min(3, len(found.columns)), frameon=False
+    )
 
 
 def _show(

@@ -176,5 +176,5 @@ def draw_heatmaps(found: Sequence[Heatmaps], query: str, results: Sequence[str],
     scale = np.linspace(-1, 1, 255)[:, None]
     shades = ListedColormap(_coloured(np.full_like(scale, 200), scale) / 255)  # over light grey
     mappable = ScalarMappable(Normalize(-100 * limit, 100 * limit), shades)
-    bar = figure.colorbar(mappable, ax=grid[2, :], location="bottom", shrink=0.8, aspect=30)
+    bar = figure.colorbar(mappable, ax=grid, location="bottom", shrink=0.8, aspect=30)
     bar.set_label("contribution of a location to the cosine (in hundredths)")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from retrieval.analysis.embeddings import Embeddings
 from retrieval.analysis.examples import (
@@ -114,6 +116,18 @@ def test_figure_is_reproducible_and_shows_the_images(models: list[Embeddings]) -
     assert texts[0] == texts[1]
     np.testing.assert_allclose(*numbers, atol=3e-6)  # the layout solver is not exact in the last digit
     assert first.count(b"<image ") == 2 * (1 + 4)
+
+
+@pytest.mark.parametrize("negatives", [["hard"], ["hard", "semi-hard"]])
+def test_legend_is_within_the_figure(
+    models: list[Embeddings], negatives: list[Literal["hard", "semi-hard"]]
+) -> None:
+    found = example_triplets(models[:1], choose_anchors(models[0], 1, "hardest"), negatives=negatives)
+    figure = Figure(figsize=examples_size(found), layout="constrained")
+    draw_examples(found, figure)
+    figure.draw_without_rendering()
+    legend = figure.legends[0].get_window_extent()
+    assert 0 <= legend.x0 < legend.x1 <= figure.bbox.x1
 
 
 def test_unusable_anchors_are_refused(models: list[Embeddings], shop: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from retrieval import Embedder, InputError
 from retrieval.analysis.heatmaps import Heatmaps, draw_heatmaps, heatmaps, heatmaps_size, overlay
@@ -116,3 +117,14 @@ def test_figure_is_reproducible(embedder: Embedder) -> None:
     )
     assert first == second
     assert first.count(b"<image ") == 1 + 3 * 2 + 1  # with the scale
+
+
+def test_no_title_covers_the_image_above_it(embedder: Embedder) -> None:
+    found = [heatmaps(embedder, draw(0), draw(other)) for other in (1, 2)]
+    figure = Figure(figsize=heatmaps_size(2), layout="constrained")
+    draw_heatmaps(found, "query: a.jpg\nphotos", ("b.jpg\nred", "c.jpg\nblue"), figure)
+    figure.draw_without_rendering()
+    panels = [axes for axes in figure.axes if axes.images]
+    for axes in panels:
+        title = axes.title.get_window_extent()
+        assert not any(title.overlaps(other.get_window_extent()) for other in panels)
