@@ -128,7 +128,8 @@ def _facts(found: inspection.Inspection) -> dict[str, Any]:
 
 
 def _text(found: inspection.Inspection) -> list[str]:
-    lines = [f"{found.name}: {found.images:,} images of {found.classes:,} classes"]
+    classes = "1 class" if found.classes == 1 else f"{found.classes:,} classes"
+    lines = [f"{found.name}: {text.pluralize(found.images, 'image')} of {classes}"]
     if found.licence:
         lines.append(f"licence: {found.licence}")
     if found.coarse_name:

@@ -13,6 +13,7 @@ from retrieval.commands.device_options import training_device_option
 from retrieval.devices import Device
 from retrieval.errors import InputError
 from retrieval.licenses import license_notice
+from retrieval.text import pluralize
 from train import data as data_sets
 from train import settings
 from train.commands import DATA_HELP
@@ -176,7 +177,8 @@ def _train(
 def _summary(out: Path, facts: dict[str, Any]) -> str:
     from train.loop.choice import TITLES
 
-    text = f"{out}: {facts['epochs']} epochs, {facts['steps']} steps in {facts['seconds']} s"
+    length = f"{pluralize(facts['epochs'], 'epoch')}, {pluralize(facts['steps'], 'step')}"
+    text = f"{out}: {length} in {facts['seconds']} s"
     if facts["validation_classes"]:
         title, before, best = TITLES[facts["metric"]], facts["metric_before"], facts["metric_best"]
         held_out = f"{facts['validation_images']} held-out images of {facts['validation_classes']} classes"

@@ -93,3 +93,8 @@ def test_one_duplicate_across_classes_of_real_photographs(tmp_path: Path) -> Non
     names = [f"{entry.path.parent.name[:3]}/{entry.path.stem}" for entry in pair.entries]
     assert names == ["042/00050", "043/03436"]
     assert not found.unusable
+
+
+def test_one_class_is_not_plural(shop: Path, tmp_path: Path) -> None:
+    shutil.copytree(shop / "red", tmp_path / "red")
+    assert "8 images of 1 class\n" in lookalike_here("datasets", "info", f"folder:{tmp_path}").stdout
