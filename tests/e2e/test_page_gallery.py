@@ -345,9 +345,11 @@ def test_failed_removal_is_shown_in_the_dialog(free: Page, changed: Server) -> N
     dialog.get_by_role("button", name="Close").click()
 
 
-def test_an_empty_gallery_says_so(other_tab: Page, allowing: Server, tmp_path: Path, home: Path) -> None:
+def test_an_empty_gallery_says_so(
+    context: BrowserContext, allowing: Server, tmp_path: Path, home: Path
+) -> None:
     put(allowing, Gallery.create(tmp_path / "g", home / "model" / "model.onnx").folder)
-    page = other_tab
+    page = context.new_page()
     page.goto(f"{allowing.url}/?tab=gallery", wait_until="domcontentloaded")
     expect(page.get_by_test_id("gallery-status")).to_have_text("There are no images yet.")
     on_its_tab(page, "Near-duplicates")
