@@ -19,7 +19,7 @@ from tests.e2e.test_readme import blocks, commands
 from tests.serve.serving import SERVE, Server, serving
 
 DOCS = Path(__file__).parents[2] / "docs"
-GALLERY_PAGES = ("text", "filters", "feedback", "calibration", "curation")
+GALLERY_PAGES = ("text", "filters", "feedback", "calibration", "curation", "index_codes")
 PROGRAMS = {page.stem: blocks("python", page.read_text()) for page in sorted(DOCS.glob("*.md"))}
 # These download a model; need as many decisions; need a hub (test_hub.py); need a model with embedding maps.
 LEFT_OUT = re.compile(r"--from-|siglip2|--undo 17|from_pretrained|client\.heatmap")
