@@ -100,7 +100,7 @@ TESTS = [
         marks=pytest.mark.xfail(
             strict=True,
             raises=TypeError,
-            reason="its values agree; at its end it expects that references are refused",
+            reason="its values agree; then it expects a ValueError for references, which ours takes",
         ),
     ),
 ]
