@@ -94,7 +94,7 @@ def test_no_request_causes_a_server_error(
 ) -> None:
     strategy = described[path][method].as_strategy(generation_mode=mode)
 
-    @settings(max_examples=25, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=15, suppress_health_check=list(HealthCheck))
     @given(case=strategy)
     def attempt(case: schemathesis.Case) -> None:
         case.validate_response(case.call(), checks=CHECKS)
