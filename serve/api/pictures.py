@@ -76,7 +76,7 @@ async def share_picture(
     request: Request, service: Service, pictures: Pictures, workers: RequestWorkers
 ) -> Response:
     """Send the bytes of an image, a form with the file `image`, or JSON. The server keeps a copy of at most
-    1,024 pixels a side, encoded anew without metadata, for the hours of `--share-pictures`; everybody who may
+    1,024 pixels a side, without metadata, for the hours of `--share-pictures`; everybody who may
     use the server can read it by its id. Beyond 1,000 pictures or 200 MB the oldest are deleted."""
     store = _allowed(pictures)
     body = await read_body(request, JSON, FORM, BYTES)

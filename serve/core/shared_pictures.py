@@ -53,7 +53,7 @@ class SharedPictures:
         self._clock = clock
 
     def share(self, image: Image.Image) -> SharedPicture:
-        """Store an RGB image at up to 1,024 pixels a side; one that is there already is kept anew."""
+        """Store an RGB image at up to 1,024 pixels a side; the time of a stored one starts again."""
         data = query_picture(image).data
         found = SharedPicture(hashlib.sha256(data).hexdigest()[:32], self._clock() + self._seconds)
         self._folder.mkdir(parents=True, exist_ok=True)

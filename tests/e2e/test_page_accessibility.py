@@ -148,9 +148,10 @@ def removing(page: Page, shop: Path) -> None:
 
 
 def evaluated(page: Page, shop: Path) -> None:
-    """The newest report."""
+    """The newest report, and its classes."""
     page.get_by_role("tab", name="Evaluation").click()
     expect(page.locator("#report h2")).to_be_visible()
+    expect(page.get_by_test_id("classes").get_by_role("button", name="red").first).to_be_visible()
 
 
 def mapped(page: Page, shop: Path) -> None:

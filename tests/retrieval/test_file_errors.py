@@ -1,4 +1,4 @@
-"""Tests of what a user is told when the file system refuses."""
+"""Tests of the errors of the file system that a user sees."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def test_a_file_in_place_of_a_folder_is_explained(tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").touch()
     with pytest.raises(NotADirectoryError) as caught:
         (tmp_path / "photo.jpg" / "run").mkdir()
-    told = describe_os_error(caught.value)
-    assert told == f"{tmp_path / 'photo.jpg' / 'run'}: not a directory; choose another name"
+    described = describe_os_error(caught.value)
+    assert described == f"{tmp_path / 'photo.jpg' / 'run'}: not a directory; choose another name"
 
 
 def test_full_disk_names_the_file_that_was_to_be_written() -> None:
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "from.onnx", None, "to.onnx")
-    told = describe_os_error(error)
-    assert told == "to.onnx: no space left on device; make room, then run the same command again"
+    described = describe_os_error(error)
+    assert described == "to.onnx: no space left on device; make room, then run the same command again"
 
 
 def test_other_errors_are_left_to_the_traceback() -> None:

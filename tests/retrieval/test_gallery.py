@@ -284,7 +284,7 @@ def test_folders_that_are_no_gallery_are_refused(tmp_path: Path, gallery: Galler
         Gallery.open(tmp_path)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thing").touch()
-    with pytest.raises(InputError, match="not empty"):
+    with pytest.raises(InputError, match="not an empty folder"):
         Gallery.create(tmp_path / "full", model_file)
     with sqlite3.connect(gallery.folder / "gallery.db") as db:
         db.execute("UPDATE meta SET value = '99' WHERE key = 'format_version'")

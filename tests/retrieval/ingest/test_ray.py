@@ -177,8 +177,7 @@ def test_failures_cost_one_block_each(machines: Machines, large: Path, tmp_path:
     assert sum(VectorShards(shards).read(name, ["path"]).num_rows for name in names) == IMAGES
     assert killed
     again = [name for name in attempts if not name.endswith("-0")]
-    assert len(again) <= 2  # the blocks of the worker and of the machine
-    assert all(name.endswith("-1") for name in again)
+    assert len(again) <= 2  # the blocks of the worker and of the machine, which may be the same one
     assert len(machines.others) == 1
     vectors = gallery.snapshot.vectors(gallery.snapshot.live_rows())
     expected = gallery.embedder.embed(large / "00.png")
