@@ -105,6 +105,12 @@ def check_folder(folder: Path) -> None:
         raise InputError(f"{nearest}: no files can be written there; choose another place")
 
 
+def check_free(folder: Path) -> None:
+    """Raise an `InputError` unless a folder can be created, or is empty."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder}: it exists and is not an empty folder; choose another name")
+
+
 def write_texts(folder: Path, contents: Mapping[str, str]) -> None:
     """Write text files, by name, into a folder; each write is atomic."""
     for name, content in contents.items():

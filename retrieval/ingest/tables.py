@@ -248,14 +248,24 @@ def _converted(kind: _Type, fields: Sequence[str]) -> list[Value]:
     return [kind(field) if field else None for field in fields]
 
 
-def _parquet(file: Path, required: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def import_pyarrow(file: Path) -> tuple[Any, Any]:
+    """Return the modules `pyarrow` and `pyarrow.parquet`.
+
+    Raises:
+        InputError: pyarrow is not installed, which `file` needs.
+    """
     try:
         import pyarrow
         import pyarrow.parquet
     except ModuleNotFoundError as error:
         raise InputError(f"{file}: Parquet {needs('pyarrow')}") from error
+    return pyarrow, pyarrow.parquet
+
+
+def _parquet(file: Path, required: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    pyarrow, parquet = import_pyarrow(file)
     try:
-        table = pyarrow.parquet.ParquetFile(file)
+        table = parquet.ParquetFile(file)
         names = table.schema_arrow.names
         _check_columns(file, names, required)
         _check_unique(file, names)

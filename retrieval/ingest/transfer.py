@@ -24,7 +24,8 @@ from retrieval.images import remote
 from retrieval.inference.runtime import Runtime
 from retrieval.ingest.indexing import index_new_vectors
 from retrieval.ingest.store_transfer import StoreImport, chunks_of_store, kinds_of, types_of
-from retrieval.ingest.vector_files import VECTOR, Chunk, VectorFile, import_pyarrow, open_vectors
+from retrieval.ingest.tables import import_pyarrow
+from retrieval.ingest.vector_files import VECTOR, Chunk, VectorFile, open_vectors
 from retrieval.ingest.vector_items import COLUMNS, VectorItems
 from retrieval.ingest.vector_shards import ShardVectors
 from retrieval.progress import Progress

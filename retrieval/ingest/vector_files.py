@@ -17,8 +17,7 @@ from typing import IO, Any, Protocol
 import numpy as np
 
 from retrieval.errors import InputError
-from retrieval.extras import needs
-from retrieval.ingest.tables import CsvTable, arrow_values, plain_values
+from retrieval.ingest.tables import CsvTable, arrow_values, import_pyarrow, plain_values
 from retrieval.storage.records import Value
 
 VECTOR = "vector"  # column of a Parquet file
@@ -234,20 +233,6 @@ class _Array:
         if len(data) < count * self.dtype.itemsize:
             raise ValueError("it ends too early")
         return np.frombuffer(data, self.dtype).reshape(shape)
-
-
-def import_pyarrow(file: Path) -> tuple[Any, Any]:
-    """Return the modules `pyarrow` and `pyarrow.parquet`.
-
-    Raises:
-        InputError: pyarrow is not installed, which `file` needs.
-    """
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ModuleNotFoundError as error:
-        raise InputError(f"{file}: Parquet {needs('pyarrow')}") from error
-    return pyarrow, pyarrow.parquet
 
 
 @contextmanager

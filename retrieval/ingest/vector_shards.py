@@ -31,8 +31,8 @@ import numpy as np
 from retrieval.embedder import Embedder
 from retrieval.errors import ImageError, InputError
 from retrieval.ingest.pipeline import Embedded
-from retrieval.ingest.tables import arrow_values
-from retrieval.ingest.vector_files import VECTOR, Chunk, import_pyarrow
+from retrieval.ingest.tables import arrow_values, import_pyarrow
+from retrieval.ingest.vector_files import VECTOR, Chunk
 from retrieval.ingest.vector_items import COLUMNS, CONTENT, MTIME, SIZE
 from retrieval.storage.records import Value
 

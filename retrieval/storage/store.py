@@ -38,7 +38,7 @@ from typing import IO, Any, NoReturn
 import numpy as np
 
 from retrieval.errors import InputError, LockedError, LookalikeError
-from retrieval.files import file_lock, fsync_folder, is_open, now
+from retrieval.files import check_free, file_lock, fsync_folder, is_open, now
 from retrieval.installation import versions
 from retrieval.storage import database, removals, schema, segments
 from retrieval.storage.identity import keep_model
@@ -111,8 +111,7 @@ class Store:
         Raises:
             InputError: The folder cannot be used.
         """
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise InputError(f"{folder}: it exists and is not an empty folder; choose another name")
+        check_free(folder)
         if not folder.name:
             raise InputError(f"{folder}: not a folder of its own; name one for the gallery")
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError, LookalikeError
-from retrieval.files import fsync_folder, write_texts
+from retrieval.files import check_free, fsync_folder, write_texts
 from retrieval.storage.identity import keep_model, probe_pixels
 from retrieval.stores.address import Address, parse_address
 
@@ -45,12 +45,6 @@ class StoreFolder:
 def is_store(folder: Path) -> bool:
     """Return whether a folder is that of a gallery whose items are in a database."""
     return (folder / NAME).is_file()
-
-
-def check_free(folder: Path) -> None:
-    """Raise an `InputError` unless a folder can be created, or is empty."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder}: it exists and is not an empty folder; choose another name")
 
 
 def create_folder(folder: Path, address: Address, collection: str, model: Embedder | None) -> StoreFolder:

@@ -15,6 +15,7 @@ import numpy as np
 
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError, StoreError
+from retrieval.files import check_free
 from retrieval.gallery import Gallery
 from retrieval.images.load import DECODE_POLICY
 from retrieval.inference.runtime import Runtime
@@ -137,7 +138,7 @@ class StoreGallery(SearchableGallery):
     def _create(
         cls, folder: Path, manifest: Manifest, model: Embedder | None, address: Address
     ) -> StoreGallery:
-        folders.check_free(folder)
+        check_free(folder)
         engine = open_engine(address)
         found = engine.manifest()
         if found is None:

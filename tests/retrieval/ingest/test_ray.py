@@ -178,6 +178,7 @@ def test_failures_cost_one_block_each(machines: Machines, large: Path, tmp_path:
     assert killed
     again = [name for name in attempts if not name.endswith("-0")]
     assert len(again) <= 2  # the blocks of the worker and of the machine, which may be the same one
+    assert all(name.endswith(("-1", "-2")) for name in again)
     assert len(machines.others) == 1
     vectors = gallery.snapshot.vectors(gallery.snapshot.live_rows())
     expected = gallery.embedder.embed(large / "00.png")
