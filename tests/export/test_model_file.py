@@ -154,10 +154,11 @@ def test_every_backbone_family_survives_the_export(
     model = EmbeddingModel(ModelConfig(backbone=backbone, pooling=pooling, embedding_dim=16), preprocess)
     sample = np.stack([preprocess(draw(seed, hue=seed)) for seed in range(8)])
     calibrate(model, sample)
-    samples = SampleImages.load(f"folder:{shop}")
+    samples, network = SampleImages.load(f"folder:{shop}"), repr(model)
     proof = export_model(model, preprocess, tmp_path / "m.onnx", {}, samples).proof
     assert proof.largest_difference < 1e-4
     assert proof.lowest_cosine > 0.99999
+    assert repr(model) == network, "activations are still in-place"
     embeddings = Embedder(tmp_path / "m.onnx").embed_pixels(sample)
     assert (embeddings @ embeddings.T).min() < 0.99, "embeddings must differ"
     names = [output.name for output in onnx.load(tmp_path / "m.onnx").graph.output]
