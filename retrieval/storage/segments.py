@@ -10,6 +10,7 @@ A row is checked when it is used: its checksum covers the bytes of its vector, i
 from __future__ import annotations
 
 import json
+import threading
 import uuid
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +26,7 @@ NUMBER, ITEM, CHECKSUM = range(3)  # lines of the file of rows
 HEADER = 128  # bytes before the first vector
 _CRC = b'{"crc":"%08x",'  # first value of a file of facts
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
+_loading = threading.Lock()
 
 
 class DamagedError(Exception):
@@ -188,7 +190,7 @@ def raw_count(path: Path, dim: int, dtype: str) -> int:
 def dtype_of(path: Path) -> str | None:
     """Return the type of the numbers in a file; `None` if its header is damaged."""
     try:
-        return str(np.load(path, mmap_mode="r", allow_pickle=False).dtype)
+        return str(_load(path).dtype)
     except (OSError, ValueError, EOFError):
         return None
 
@@ -219,9 +221,16 @@ def checksums(vectors: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return np.fromiter(map(zlib.crc32, stored, seeds), np.int64, len(stored))
 
 
+def _load(path: Path) -> np.ndarray:
+    """Map a file; by one thread at a time, as CPython 3.11 may fail to parse headers in two (gh-106905)."""
+    with _loading:
+        mapped: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    return mapped
+
+
 def _mapped(path: Path, shape: tuple[int, int], dtype: str) -> np.ndarray:
     try:
-        found: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+        found = _load(path)
     except (OSError, ValueError, EOFError) as error:
         raise DamagedError(path) from error
     if found.dtype != np.dtype(dtype) or found.shape != shape:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from threading import Lock
+from typing import Any
 
 import numpy as np
 import pytest
@@ -278,6 +282,28 @@ def test_no_damaged_vector_is_served(gallery: Gallery) -> None:
     path.write_bytes(data)
     with pytest.raises(LookalikeError, match="verify"):
         Gallery(gallery.folder).search_vectors(np.ones((1, 48), np.float32))
+
+
+def test_headers_are_parsed_by_one_thread_at_a_time(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two at once may end with `SystemError: AST constructor recursion depth mismatch` in CPython 3.11."""
+    commit(gallery, ["a"])
+    load, inside, alone = np.load, Lock(), []
+
+    def watched(*args: Any, **kwargs: Any) -> np.ndarray:
+        alone.append(inside.acquire(blocking=False))
+        time.sleep(0.01)
+        loaded: np.ndarray = load(*args, **kwargs)
+        inside.release()
+        return loaded
+
+    monkeypatch.setattr(np, "load", watched)
+    with ThreadPoolExecutor(4) as pool:
+        opened = [pool.submit(Gallery.open, gallery.folder) for _ in range(4)]
+        assert [len(job.result()) for job in opened] == [1] * 4
+    assert len(alone) >= 8
+    assert all(alone)
 
 
 def test_files_stay_open_from_one_state_to_the_next(gallery: Gallery) -> None:
