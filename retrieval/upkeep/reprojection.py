@@ -147,10 +147,14 @@ def undo(gallery: Gallery, *, show_progress: bool = False) -> Gallery:
         gallery.refresh()
         origin = gallery.manifest.projected_from
         keep_predecessor(draft, old, origin)
+        if origin is None:
+            raise InputError(
+                f"{gallery.folder}: nothing to undo; no layer changed its vectors, or it was undone"
+            )
         before = Gallery(old) if (old / "gallery.db").is_file() else None
         if before is None or before.manifest.uuid != origin:
             what = (
-                f"{gallery.folder}: nothing to undo, because {old} is not the gallery that it was made from"
+                f"{gallery.folder}: cannot be undone, because {old} is not the gallery that it was made from"
             )
             raise InputError(f"{what}; build the gallery again with the model that you want")
         _check_same_images(gallery, before)

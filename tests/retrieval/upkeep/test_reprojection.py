@@ -224,6 +224,9 @@ def test_refusals(gallery: Gallery, tmp_path: Path) -> None:
         reproject(new, Layer(np.eye(NEW_DIM, dtype=np.float32), np.zeros(NEW_DIM, np.float32)),
                   new.embedder, command="teach", drop_old=True)  # fmt: skip
     assert sorted(path.name for path in tmp_path.glob("*g*")) == ["g", "g.old"]
+    shutil.rmtree(tmp_path / "g.old")
+    with pytest.raises(InputError, match="cannot be undone, because"):
+        undo(new)
 
 
 def vectors_of(gallery: Gallery) -> np.ndarray:
