@@ -20,6 +20,7 @@ _QUIET = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update"),
     "--enable-unsafe-swiftshader",  # WebGL without a GPU
+    "--process-per-site",  # otherwise each tab compiles the scripts of the page again
 )
 
 
@@ -75,10 +76,14 @@ def server(site: Server) -> Server:
     return site
 
 
-@pytest.fixture(scope="module")
-def context(browser: Browser) -> Iterator[BrowserContext]:
-    """One browser context for all tests of a file, with a warm cache."""
+@pytest.fixture(scope="package")
+def context(browser: Browser, site: Server) -> Iterator[BrowserContext]:
+    """One browser context for all tests, with a warm cache and a tab that stays.
+
+    Without that tab, each test would open a window, and end the process that has compiled the scripts.
+    """
     with browser.new_context() as context:
+        context.new_page().goto(f"{site.url}/healthz")
         yield context
 
 
