@@ -149,7 +149,7 @@ def test_page_opens_at_the_stated_address(workplace: Path) -> None:
 
 @pytest.mark.slow
 def test_make_demo_reports_whether_training_helped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command of `make demo`, on digits, without the page, with one epoch; its last line agrees with its
+    """The command of `make demo`, on digits, without the page, with ten steps; its last line agrees with its
     numbers."""
     assert {"make demo", "make test"} <= set(commands())
     if shutil.which("make") is None:
@@ -165,10 +165,13 @@ def test_make_demo_reports_whether_training_helped(tmp_path: Path, monkeypatch: 
     program, *words = shlex.split(planned.splitlines()[-1])
     assert program == ".venv/bin/lookalike"
     recipe = (recipes.RECIPES / "demo.yaml").read_text()
-    (tmp_path / "demo.yaml").write_text(re.sub(r"^epochs: \d+$", "epochs: 1", recipe, flags=re.M))
+    one_epoch = re.sub(r"^epochs: \d+$", "epochs: 1", recipe, flags=re.M)
+    (tmp_path / "demo.yaml").write_text(one_epoch.replace("batch: {", "batch: {per_epoch: 10, "))
     monkeypatch.setattr(recipes, "RECIPES", tmp_path)
     done = lookalike_here(*words)
-    assert (tmp_path / "demo" / "run" / "config.yaml").read_text().count("\nepochs: 1\n") == 1
+    config = (tmp_path / "demo" / "run" / "config.yaml").read_text()
+    assert "\nepochs: 1\n" in config
+    assert "\n  per_epoch: 10\n" in config
     assert re.search(r"raw pixels +\d", done.stdout)
     verdict = next(
         line for line in done.stderr.splitlines() if line.startswith("Recall@1 on digits never seen")
