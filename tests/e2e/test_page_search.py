@@ -23,11 +23,17 @@ def region_of(page: Page, name: str = "like") -> list[float]:
     return [float(edge) for edge in found[1].split(",")]
 
 
-def draw(page: Page, left: float, top: float, right: float, bottom: float) -> None:
-    """Draw a region with the mouse."""
+def frame_of_query(page: Page) -> tuple[float, float, float, float]:
+    """Return x, y, width and height of the frame around the query, once its picture is loaded."""
+    page.wait_for_function("document.querySelector('#search .frame img')?.complete")
     box = page.locator("#search .frame").bounding_box()
     assert box is not None
-    x, y, width, height = box["x"], box["y"], box["width"], box["height"]
+    return box["x"], box["y"], box["width"], box["height"]
+
+
+def draw(page: Page, left: float, top: float, right: float, bottom: float) -> None:
+    """Draw a region with the mouse."""
+    x, y, width, height = frame_of_query(page)
     page.mouse.move(x + left * width, y + top * height)
     page.mouse.down()
     page.mouse.move(x + right * width, y + bottom * height, steps=3)
@@ -91,15 +97,11 @@ def test_region_is_drawn_by_touch(browser: Browser, server: Server) -> None:
     with browser.new_context(viewport={"width": 1024, "height": 800}, has_touch=True) as context:
         page = watched(context.new_page(), server)
         search_with(page, server, "?like=5")
-        box = page.locator("#search .frame").bounding_box()
-        assert box is not None
+        x, y, width, height = frame_of_query(page)
         line = context.new_cdp_session(page)
 
         def touch(kind: str, *places: tuple[float, float]) -> None:
-            points = [
-                {"x": box["x"] + across * box["width"], "y": box["y"] + down * box["height"]}
-                for across, down in places
-            ]
+            points = [{"x": x + across * width, "y": y + down * height} for across, down in places]
             line.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
 
         touch("touchStart", (0.2, 0.2))
