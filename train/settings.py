@@ -313,7 +313,11 @@ def _error_message(error: ErrorDetails, model: type[StrictModel], listing: str) 
         return f"{name}: missing; give it a value"
     expected = _expected(error, dict(fields(model)).get(name))
     expected += ", or auto" if model is Config and name in automatic.AUTOMATIC else ""
-    return f"{name}: expected {expected}, got {error['input']!r}"
+    message = f"{name}: expected {expected}, got {error['input']!r}"
+    inside = [setting for setting, _ in fields(model) if setting.startswith(f"{name}.")]
+    if name == "loss":
+        inside = ["loss.name"]
+    return f"{message}; set {inside[0]} or another setting in it" if inside else message
 
 
 def _expected(error: ErrorDetails, field: FieldInfo | None) -> str:
