@@ -110,7 +110,13 @@ def create_app(
     errors.install(app, telemetry)
     if page:
         _add_pages(app, services)
+    else:
+        app.add_api_route("/", _redirect_to_reference)
     return app
+
+
+async def _redirect_to_reference() -> Response:
+    return RedirectResponse(f"{API}/docs")
 
 
 async def _forget_expired(pictures: SharedPictures) -> None:

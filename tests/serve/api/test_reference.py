@@ -49,6 +49,11 @@ def test_every_route_field_and_code_is_in_the_reference(app: Any, root: str) -> 
         assert f"<code>{code}</code>" in page
 
 
+def test_root_of_a_server_without_the_page_leads_to_the_reference(app: Any) -> None:
+    answer = get(app, "/")
+    assert (answer.status_code, answer.headers["location"]) == (307, "/v1/docs")
+
+
 def test_reference_needs_no_other_file_and_all_its_links_work(app: Any) -> None:
     page = get(app, "/v1/docs").text
     assert not re.search(r"<script|\bsrc=|url\(|@import|\bon\w+=", page)
