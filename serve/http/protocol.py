@@ -11,6 +11,7 @@ from serve.http.connections import Connections
 
 HEADER_SECONDS = 10.0
 RESERVE_SECONDS = 2.0  # time of the headers on a connection beyond the limits
+GRACE_SECONDS = 1.0  # time of the headers on a new connection once the server shuts down
 
 
 class Protocol(H11Protocol):
@@ -22,6 +23,7 @@ class Protocol(H11Protocol):
     """
 
     _deadline: asyncio.TimerHandle | None = None
+    _grace: asyncio.TimerHandle | None = None
 
     def __init__(self, *, limits: Connections, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
@@ -40,12 +42,23 @@ class Protocol(H11Protocol):
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
             self._cancel()
+            if self._grace is not None:
+                super().shutdown()
         elif self._deadline is None:
             self._deadline = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
 
+    def shutdown(self) -> None:
+        """Close the connection after its request; uvicorn would cut off a client that has only connected."""
+        if self.cycle is None:
+            self._grace = self.loop.call_later(GRACE_SECONDS, super().shutdown)
+        else:
+            super().shutdown()
+
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the timeout of a closed connection."""
+        """Cancel the timeouts of a closed connection."""
         self._cancel()
+        if self._grace is not None:
+            self._grace.cancel()
         self._limits.remove(self.transport)
         super().connection_lost(exc)
 

@@ -181,6 +181,13 @@ def test_host_names_default_to_local_names() -> None:
     assert "*" not in _set("--host", "0.0.0.0", "--insecure", "--allow-host", "a.example").names
 
 
+def test_variable_of_a_repeatable_option_has_values_separated_by_spaces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LOOKALIKE_SERVE_ALLOW_HOST", "a.example  *.b.example")
+    assert {"a.example", "*.b.example"} <= {*_set().names}
+
+
 def _without(modules: str, gallery: Path) -> list[str]:
     """Return a command that runs `lookalike serve` with some modules unimportable."""
     code = (

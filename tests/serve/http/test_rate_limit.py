@@ -6,6 +6,8 @@ import asyncio
 import io
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from starlette.applications import Starlette
+from starlette.routing import Mount
 from starlette.types import Message, Receive, Scope, Send
 
 from serve.app import create_app
@@ -284,6 +288,27 @@ def test_response_may_take_longer_than_the_header_timeout(monkeypatch: pytest.Mo
 
     with listening(late) as port:
         assert httpx.get(f"http://127.0.0.1:{port}/").text == "0"
+
+
+@pytest.mark.parametrize(("seconds", "rest"), [(30.0, b" x\r\n\r\n"), (0.2, b"")])
+def test_new_connection_may_still_send_its_request_when_the_server_shuts_down(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, rest: bytes
+) -> None:
+    monkeypatch.setattr(protocol, "GRACE_SECONDS", seconds)
+
+    def send_late(connection: socket.socket, port: int) -> bytes:
+        with suppress(ConnectionRefusedError):
+            while True:  # until it accepts no connection
+                send_raw(port).close()
+        connection.sendall(b"GET / HTTP/1.1\r\nHost:" + rest)
+        return receive_all(connection)
+
+    with ThreadPoolExecutor() as pool:
+        with listening(Starlette(routes=[Mount("/", measure)]), "on") as port:
+            connection = send_raw(port)
+            answer = pool.submit(send_late, connection, port)
+        found = answer.result(30)
+    assert found.startswith(b"HTTP/1.1 200 " if rest else b"")
 
 
 def test_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
