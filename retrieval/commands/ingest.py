@@ -22,12 +22,12 @@ from retrieval.commands.options import (
 )
 from retrieval.commands.stores import build_in_store, open_files, store_option
 from retrieval.embedder import Embedder
-from retrieval.errors import InputError
+from retrieval.errors import InputError, LookalikeError
 from retrieval.gallery import Gallery
 from retrieval.inference.runtime import Runtime
 from retrieval.ingest import sync as syncing
 from retrieval.ingest import watch as watching
-from retrieval.ingest.indexing import BadFilePolicy, IngestResult, add_images
+from retrieval.ingest.indexing import BadFilePolicy, IngestResult, add_images, refuse_empty
 from retrieval.ingest.rebuild import rebuild as rebuild_gallery
 from retrieval.ingest.sources import Sources
 from retrieval.ingest.store_indexing import add_to_store
@@ -184,7 +184,9 @@ def build(
             ignore_decisions=ignore_decisions,
             show_progress=True,
         )
-    except InputError:
+        if new:
+            refuse_empty(target, result)
+    except LookalikeError:
         if new and not len(Gallery(gallery)):  # unusable sources leave no empty gallery
             shutil.rmtree(gallery)
         raise

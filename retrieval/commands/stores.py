@@ -13,10 +13,10 @@ import click
 from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.device_options import runtime_options
 from retrieval.embedder import Embedder
-from retrieval.errors import InputError
+from retrieval.errors import InputError, LookalikeError
 from retrieval.gallery import Gallery
 from retrieval.inference.runtime import Runtime
-from retrieval.ingest.indexing import BadFilePolicy, IngestResult
+from retrieval.ingest.indexing import BadFilePolicy, IngestResult, refuse_empty
 from retrieval.ingest.sources import Sources
 from retrieval.ingest.store_indexing import add_to_store
 from retrieval.storage.identity import check_storage
@@ -125,7 +125,9 @@ def build_in_store(
             ignore_decisions=ignore_decisions,
             show_progress=True,
         )
-    except InputError:
+        if new:
+            refuse_empty(target, result)
+    except LookalikeError:
         if new and not target.engine.count():  # unusable sources leave no empty gallery
             shutil.rmtree(folder)
         raise

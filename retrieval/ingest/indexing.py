@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 
-from retrieval.errors import ImageError, LookalikeError
+from retrieval.errors import ImageError, InputError, LookalikeError
 from retrieval.files import now
 from retrieval.gallery import Gallery
 from retrieval.images.decode import KnownFile
@@ -21,6 +21,7 @@ from retrieval.ingest.plan import changes_of, known_roots, moved_item, plan_inde
 from retrieval.ingest.replay import replay, withhold
 from retrieval.ingest.sources import Scan, Sources, collect, file_exists
 from retrieval.progress import Progress
+from retrieval.searchable import SearchableGallery
 from retrieval.storage.lookups import create_lookups
 from retrieval.storage.planning import (
     Comparison,
@@ -37,6 +38,7 @@ from retrieval.upkeep.compact import merge_small
 COMMIT_ITEMS = 4096
 COMMIT_SECONDS = 30.0
 MAX_BAD = 0.5
+_EXAMPLES = 3  # unusable files in an error message
 _MIN_SAMPLE = 100  # files over which the share of unusable ones is counted, at least
 
 
@@ -116,6 +118,16 @@ class IngestResult:
     def counts(self) -> dict[str, int]:
         """All counts, by name."""
         return {name: value for name, value in vars(self).items() if isinstance(value, int)}
+
+
+def refuse_empty(gallery: SearchableGallery, result: IngestResult) -> None:
+    """Raise an `InputError` if a gallery has no image, since all files were unusable."""
+    if result.bad and not len(gallery):
+        examples = "; ".join(f"{file.stamp.shown}: {file.detail}" for file in result.bad[:_EXAMPLES])
+        count = pluralize(len(result.bad), "file")
+        raise InputError(
+            f"{gallery.folder}: not built, since {count} contain no usable image, such as {examples}"
+        )
 
 
 def add_images(

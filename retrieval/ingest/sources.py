@@ -31,6 +31,13 @@ Metadata = str | Path | Sequence[Mapping[str, object]]
 Entry = ImageFile | BadFile
 _SORTED = 100_000  # entries of a folder that are sorted in memory
 _SUFFIXES = frozenset(SUFFIXES)
+_ARCHIVES = (
+    ".zip",
+    ".7z",
+    ".rar",
+    ".tgz",
+    *(f"{shards.SUFFIX}.{form}" for form in ("gz", "bz2", "xz", "zst")),
+)
 
 
 @dataclass(frozen=True)
@@ -142,6 +149,8 @@ def _entries(found: Scan, sources: Iterable[Path], known: Sequence[str]) -> Iter
             entries = _remote(found, url, known)
         elif exists(source):
             top = source.resolve()
+            if top.name.lower().endswith(_ARCHIVES):
+                raise InputError(f"{source}: is an archive; unpack it, since only .tar is read as it is")
             root = _root(str(top), known, str(top if top.is_dir() else top.parent))
             entries = _below(found, top, root)
         elif glob.has_magic(str(source)):
@@ -151,7 +160,7 @@ def _entries(found: Scan, sources: Iterable[Path], known: Sequence[str]) -> Iter
         first = next(entries, None)
         if first is None:
             suffixes = ", ".join(SUFFIXES[:6])
-            raise InputError(f"{source}: no image files in it ({suffixes}, ...){_tar_hint(source)}")
+            raise InputError(f"{source}: no image files in it ({suffixes}, ...){_archive_hint(source)}")
         yield first
         yield from entries
 
@@ -343,9 +352,11 @@ def _root(path: str, known: Sequence[str], otherwise: str) -> str:
     return max(within, key=len, default=otherwise)
 
 
-def _tar_hint(source: Path) -> str:
-    tars = source.is_dir() and any(path.suffix.lower() == shards.SUFFIX for path in source.iterdir())
-    return f"; pass tar shards explicitly, for example '{source}/*{shards.SUFFIX}'" if tars else ""
+def _archive_hint(source: Path) -> str:
+    names = [path.name.lower() for path in source.iterdir()] if source.is_dir() else []
+    if any(name.endswith(shards.SUFFIX) for name in names):
+        return f"; pass tar shards explicitly, for example '{source}/*{shards.SUFFIX}'"
+    return "; unpack the archives in it" if any(name.endswith(_ARCHIVES) for name in names) else ""
 
 
 # ---- remote storage

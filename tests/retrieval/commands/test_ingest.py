@@ -146,6 +146,9 @@ def test_list_from_stdin(photos: Path, tmp_path: Path) -> None:
         ([], "no images: name files or folders"),
         (["nowhere"], "no such file or folder"),
         (["photos/*.gif"], "no image files"),
+        (["archives"], "; unpack the archives in it"),
+        (["archives/a.tar.gz"], "is an archive; unpack it"),
+        (["m.onnx", "shop.csv"], "2 files contain no usable image, such as"),
         (["photos", "--metadata", "m.onnx"], "cannot be read as a CSV file"),
         (["photos", "--memory", "much"], "not a size"),
         (["photos", "--kind", "tree"], "Invalid value for '--kind'"),
@@ -155,6 +158,8 @@ def test_list_from_stdin(photos: Path, tmp_path: Path) -> None:
 def test_unusable_input_creates_no_gallery(
     photos: Path, tmp_path: Path, words: list[str], message: str
 ) -> None:
+    (tmp_path / "archives").mkdir()
+    (tmp_path / "archives" / "a.tar.gz").touch()
     done = lookalike_here("index", "build", "g", *words, "--model", "m.onnx", code=2, cwd=tmp_path)
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
