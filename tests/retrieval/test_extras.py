@@ -15,7 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from retrieval import demo
+from retrieval import demo, extras
 from retrieval.extras import missing_extra, needs
 from tests.conftest import lookalike_here
 
@@ -108,6 +108,12 @@ def test_one_module_writes_the_hints() -> None:
 def test_another_extra_can_be_named() -> None:
     assert needs("pyarrow") == "needs pyarrow: pip install 'lookalike[parquet]'"
     assert needs("pyarrow", "ray") == "needs pyarrow: pip install 'lookalike[ray]'"
+
+
+def test_hint_for_an_environment_of_uv_has_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "distributions", lambda name: [])
+    monkeypatch.setattr(extras, "installer", extras.installer.__wrapped__)  # which keeps its result
+    assert needs("pyarrow") == "needs pyarrow: uv pip install 'lookalike[parquet]'"
 
 
 def test_modules_without_an_extra_have_no_hint() -> None:
