@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retrieval.errors import InputError
-from retrieval.files import atomic_write
+from retrieval.files import atomic_write, check_folder
 from retrieval.reports.pages import TileSet, document, render_template
 
 _MAX_ROWS = 500  # so that a browser can open it
@@ -30,7 +30,7 @@ class SheetRow:
 
 
 def write_sheet(file: Path, title: str, note: str, rows: Sequence[SheetRow]) -> None:
-    """Write a sheet of at most 500 rows; unreadable images show as grey tiles.
+    """Write a sheet of at most 500 rows, creating its folder; unreadable images show as grey tiles.
 
     Raises:
         InputError: The file is not called .html, or cannot be written.
@@ -46,6 +46,7 @@ def write_sheet(file: Path, title: str, note: str, rows: Sequence[SheetRow]) -> 
     ]
     page = document(title, render_template("sheet.html", title=title, note=note, rows=sections))
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(file) as draft:
             draft.write_text(page, encoding="utf-8")
     except OSError as error:
@@ -53,8 +54,7 @@ def write_sheet(file: Path, title: str, note: str, rows: Sequence[SheetRow]) -> 
 
 
 def check_sheet_path(file: Path) -> None:
-    """Check before long work that a browser can open the file and its folder exists."""
+    """Check before long work that a browser can open the file, and that it can be written."""
     if file.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"{file}: a sheet is HTML; call it {file.with_suffix('.html').name}")
-    if not file.parent.is_dir():
-        raise InputError(f"{file}: the folder {file.parent} does not exist; create it first")
+    check_folder(file.parent)

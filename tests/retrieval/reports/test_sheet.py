@@ -33,8 +33,8 @@ def test_sheet_is_self_contained(tmp_path: Path) -> None:
         SheetImage(tmp_path / "broken.png", "2"),
         SheetImage(Path(), "no file"),
     ]
-    write_sheet(tmp_path / "s.html", "t", "n", [SheetRow("r", tiles)])
-    page = Page(tmp_path / "s.html")
+    write_sheet(tmp_path / "new" / "s.html", "t", "n", [SheetRow("r", tiles)])
+    page = Page(tmp_path / "new" / "s.html")
     kinds = [source.partition(";")[0] for source in page.image_sources]
     assert kinds == ["data:image/webp", "data:image/svg+xml", "data:image/svg+xml"]
     assert not page.all("link")
@@ -53,7 +53,9 @@ def test_sheet_has_at_most_500_rows(tmp_path: Path) -> None:
     assert "row 500" not in text
 
 
-@pytest.mark.parametrize(("name", "message"), [("s.pdf", "call it s.html"), ("no/s.html", "does not exist")])
+@pytest.mark.parametrize(
+    ("name", "message"), [("s.pdf", "call it s.html"), ("/dev/null/s.html", "not a folder")]
+)
 def test_invalid_sheet_paths_are_refused(tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         write_sheet(tmp_path / name, "t", "n", [])
