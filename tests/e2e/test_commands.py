@@ -209,6 +209,7 @@ def test_interrupted_training_can_be_resumed(shop: Path, tmp_path: Path) -> None
     assert "Traceback" not in stderr
     facts = json.loads(lookalike_here("train", "--out", "run", "--resume", "--json", cwd=tmp_path).stdout)
     assert facts["epochs"] == 40
+    assert "it is complete" in lookalike_here("train", "--out", "run", "--resume", cwd=tmp_path).stderr
 
 
 def test_failed_start_leaves_no_run_folder(shop: Path, tmp_path: Path) -> None:

@@ -191,13 +191,19 @@ class Trainer:
             if not resume:
                 self._observe(tracker, progress)
                 self._end_epoch(tracker, progress)
-            while self.epoch < self.epochs and not self.choice.stops:
+            elif self._is_complete:
+                progress.write(f"{self.run.folder}: it is complete; there is nothing to resume")
+            while not self._is_complete:
                 if self.hard is not None:  # the batches of an epoch are known when the previous one has ended
                     batches = self._load(range(self.epoch, self.epoch + 1))
                 self._train_epoch(batches, progress, tracker, interruption)
                 self.epoch += 1
                 self._end_epoch(tracker, progress)
         return {"seconds": round(time.monotonic() - began, 1), **self._summary()}
+
+    @property
+    def _is_complete(self) -> bool:
+        return self.epoch >= self.epochs or self.choice.stops
 
     def _load(self, epochs: range) -> Iterator[LoadedBatch]:
         done = self.step - self.epoch * self.sampler.per_epoch
