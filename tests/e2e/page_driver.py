@@ -56,7 +56,7 @@ def in_a_tab(browser: Browser, server: Server, **how: Any) -> Iterator[Page]:
 def opened(page: Page, server: Server) -> Page:
     """Open the server's page and wait until it is ready."""
     page.goto(server.url, wait_until="domcontentloaded")
-    expect(page.get_by_test_id("status")).to_contain_text("Drop, paste or choose a picture")
+    expect(page.get_by_test_id("status")).to_contain_text("in the gallery.")
     expect(page.locator("#first-paint")).to_have_count(0)
     return page
 

@@ -246,7 +246,7 @@ class SearchTab {
   #hint() {
     if (!this.#gallery.images) return 'This gallery is empty: `lookalike index add GALLERY IMAGES` fills it.';
     if (!this.#gallery.embeds) return 'Choose an image of the gallery to find similar ones: it has no model to embed other images.';
-    return this.#gallery.texts ? 'Drop, paste or choose a picture, or write what to find.' : 'Drop, paste or choose a picture.';
+    return `${plural(this.#gallery.images, 'image')} in the gallery.`;
   }
 
   async #welcome() {
