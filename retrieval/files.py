@@ -19,15 +19,21 @@ from retrieval.errors import InputError
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary path; if the block succeeds, flush that file to disk and rename it to `path`."""
+    """Yield a temporary path; if the block succeeds, flush that file to disk and rename it to `path`.
+
+    Errors of the file system name `path`.
+    """
     draft = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
     try:
         yield draft
         with draft.open("rb+") as file:
             os.fsync(file.fileno())
         draft.replace(path)
-    except BaseException:
+    except BaseException as error:
         draft.unlink(missing_ok=True)
+        # A full disk has an errno and no name; other libraries raise an OSError with neither.
+        if isinstance(error, OSError) and error.errno and str(error.filename or draft) == str(draft):
+            error.filename, error.filename2 = str(path), None
         raise
     fsync_folder(path.parent)
 

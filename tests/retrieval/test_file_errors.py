@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from retrieval.errors import InputError, describe_os_error
-from retrieval.files import check_folder
+from retrieval.files import atomic_write, check_folder
 from tests.conftest import lookalike_here
 
 
@@ -25,6 +25,20 @@ def test_full_disk_names_the_file_that_was_to_be_written() -> None:
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "from.onnx", None, "to.onnx")
     described = describe_os_error(error)
     assert described == "to.onnx: no space left on device; make room, then run the same command again"
+
+
+def test_error_of_an_atomic_write_names_the_file_and_not_its_draft(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as missing, atomic_write(tmp_path / "no" / "a.html") as draft:
+        draft.touch()
+    assert missing.value.filename == str(tmp_path / "no" / "a.html")
+    with pytest.raises(OSError, match="No space") as full, atomic_write(tmp_path / "a.html") as draft:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as writing to a full disk does
+    assert str(describe_os_error(full.value)).startswith(f"{tmp_path / 'a.html'}: no space left")
+    with pytest.raises(FileNotFoundError) as other, atomic_write(tmp_path / "a.html") as draft:
+        (tmp_path / "read.csv").read_text()
+    assert other.value.filename == str(tmp_path / "read.csv")
+    with pytest.raises(OSError, match=r"^encoder error$"), atomic_write(tmp_path / "a.html") as draft:
+        raise OSError("encoder error")
 
 
 def test_other_errors_are_left_to_the_traceback() -> None:
