@@ -86,12 +86,16 @@ def suspects(
 
 def _summary(found: Suspects) -> str:
     text = f"suspected labels: {found.total} of {found.labelled}"
+    if found.total:
+        text += f" ({found.total / found.labelled:.0%})"
     if len(found.suspects) < found.total:
         text += f", the first {len(found.suspects)} are shown"
     if found.single:
         text += f"; labels of a single image, which nothing can confirm: {found.single}"
     if found.confirmed:
         text += f"; decided on by hand: {found.confirmed}"
+    if found.total:
+        text += "; a label is wrong, or the model confuses its class"
     return text
 
 

@@ -151,6 +151,10 @@ def test_command(noisy: tuple[Gallery, set[str]], tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert [row["key"] for row in rows] == [one["item"]["key"] for one in facts["suspects"]]
     shown = lookalike_here(*words, "--sheet", str(sheet)).stdout.splitlines()
-    assert shown[0].startswith(f"suspected labels: {facts['total']} of 2000, the first 20 are shown")
+    share = f"{facts['total'] / 2000:.0%}"
+    assert shown[0].startswith(
+        f"suspected labels: {facts['total']} of 2000 ({share}), the first 20 are shown"
+    )
+    assert shown[0].endswith("or the model confuses its class")
     assert len(shown) == 22
     assert sheet.read_text().count("lead ") == 20

@@ -51,7 +51,7 @@ export class Suspects {
     this.#queue = found.suspects;
     this.#at = 0;
     this.#done = [];
-    part(this.#root, 'what').textContent = `${plural(found.total, 'label')} of ${found.labelled.toLocaleString('en')} differ from those of the nearest images.`;
+    part(this.#root, 'what').textContent = `${plural(found.total, 'label')} of ${found.labelled.toLocaleString('en')} differ from those of the nearest images: wrong labels, or classes that the model confuses.`;
     this.#draw();
   }
 
