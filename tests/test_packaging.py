@@ -125,7 +125,7 @@ def test_every_command_explains_itself_or_names_its_extra(environment: Path) -> 
     done = subprocess.run(command, capture_output=True, text=True, cwd=environment, env=CLEAN)
     assert done.returncode == 0, done.stderr
     lacking = dict(
-        re.findall(r"^`lookalike (\w+)` needs \w+: pip install 'lookalike\[(\w+)\]'$", done.stdout, re.M)
+        re.findall(r"^`lookalike (\w+)` needs \w+: uv pip install 'lookalike\[(\w+)\]'$", done.stdout, re.M)
     )
     assert lacking.keys() <= {"train", "recipes", "adapt", "teach"}
     assert set(lacking.values()) <= {"train"}
@@ -140,7 +140,7 @@ def test_base_installation_indexes_searches_and_serves(
     run(environment, "index", "build", gallery, shop, "--model", model_file)
     (answer,) = json.loads(run(environment, "search", gallery, query, "--json").stdout)
     assert answer["hits"][0]["path"] == str(query)
-    hint = "pip install 'lookalike[page]', or serve the API alone with --no-page"
+    hint = "uv pip install 'lookalike[page]', or serve the API alone with --no-page"
     assert run(environment, "serve", gallery, code=1).stderr == f"lookalike: the page needs gradio: {hint}\n"
     command = [environment / "bin" / "lookalike", "serve", gallery, "--no-page", "--port", "0"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=environment, env=CLEAN)
@@ -174,11 +174,12 @@ def test_commands_name_the_extra_that_they_lack(environment: Path, model_file: P
     def built(*words: str) -> str:
         return lacking(2, "index", "build", gallery, *words, "--model", model_file)
 
-    assert lacking(1, "demo", "--out", gallery) == "torch: pip install 'lookalike[standard]'"
-    assert built("s3://shop/a") == "fsspec: pip install 'lookalike[hub]'"
-    assert built("a", "--engine", "ray") == "ray: pip install 'lookalike[ray]'"
+    assert lacking(1, "demo", "--out", gallery) == "torch: uv pip install 'lookalike[standard]'"
+    assert built("s3://shop/a") == "fsspec: uv pip install 'lookalike[hub]'"
+    assert built("a", "--engine", "ray") == "ray: uv pip install 'lookalike[ray]'"
     assert built("a", "--store", "postgresql://me@127.0.0.1/shop").endswith("install 'lookalike[postgres]'")
-    assert built("a", "--store", "milvus://me@127.0.0.1/shop") == "pymilvus: pip install 'lookalike[milvus]'"
+    database = "milvus://me@127.0.0.1/shop"
+    assert built("a", "--store", database) == "pymilvus: uv pip install 'lookalike[milvus]'"
     assert not gallery.exists()
 
 

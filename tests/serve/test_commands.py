@@ -202,7 +202,7 @@ def test_server_without_page_does_not_load_gradio(shop_gallery: Path, tmp_path: 
     command = [*_without("torch gradio", shop_gallery), "--no-page"]
     with serving(command, tmp_path / "scratch") as server:
         assert httpx.get(f"{server.url}/v1/gallery", timeout=30).json()["images"] == 24
-        assert httpx.get(server.url, timeout=30).status_code == 404
+        assert httpx.get(server.url, timeout=30).headers["location"] == "/v1/docs"
         assert server.stop()[0] == 0
 
 

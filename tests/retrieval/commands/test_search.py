@@ -165,7 +165,7 @@ def test_fewer_hits_than_requested_are_explained(
         (["--id", "nobody"], "no item 'nobody'"),
         (["--rerank", "best"], "--rerank"),
         (["--sheet", "found.png"], "call it found.html"),
-        (["--sheet", "no/such/found.html"], "folder no/such does not exist"),
+        (["--sheet", "/dev/null/found.html"], "it is a file, not a folder"),
         (["-k", "0"], "-k"),
     ],
 )
