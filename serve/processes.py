@@ -32,6 +32,10 @@ from serve.http.protocol import Protocol
 from serve.http.rate_limit import SharedLimits
 from serve.http.stack import protect
 
+# Seconds in which a worker answers its supervisor. A new one imports its modules and opens the galleries first;
+# uvicorn's five seconds would end it again and again on a busy machine.
+_ANSWER = 60
+
 
 def run_single(
     settings: Settings,
@@ -97,6 +101,7 @@ def _config(settings: Settings, app: ASGIApp | Callable[[], ASGIApp], **options:
         proxy_headers=False,
         server_header=False,
         timeout_graceful_shutdown=settings.deadline,
+        timeout_worker_healthcheck=_ANSWER,
         **options,
     )
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -112,11 +113,15 @@ def test_killed_worker_is_replaced(shop_gallery: Path, tmp_path: Path) -> None:
         wait_until(lambda: not any(_alive(worker) for worker in before))
 
 
-@pytest.mark.slow
 def test_sighup_replaces_all_workers_without_downtime(shop_gallery: Path, tmp_path: Path) -> None:
+    """The first new one is paused for longer than uvicorn waits by default, as if the machine were busy."""
     with serving([*SERVE, str(shop_gallery), "--workers", "2", "--no-page"], tmp_path) as server:
         before = server.workers()
         server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: server.workers() - before)
+        (first,) = server.workers() - before
+        os.kill(first, signal.SIGSTOP)
+        threading.Timer(6, os.kill, (first, signal.SIGCONT)).start()
         statuses = []
 
         def replaced() -> bool:
@@ -126,6 +131,7 @@ def test_sighup_replaces_all_workers_without_downtime(shop_gallery: Path, tmp_pa
 
         wait_until(replaced, seconds=60)
         assert {*statuses} == {200}
+        assert first in server.workers()
         code, output = server.stop()
     assert code == 0
     assert "Traceback" not in output
