@@ -13,6 +13,15 @@ from tests.serve.model import write_model
 from tests.serve.serving import SERVE, Server, serving
 
 
+@pytest.fixture(scope="package", autouse=True)
+def no_authorities(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let clients of HTTPS trust nobody: each would read all certificates of the system, which takes 20 ms."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("SSL_CERT_FILE", raising=False)
+        patch.setenv("SSL_CERT_DIR", str(tmp_path_factory.mktemp("authorities")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def model_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model file written without torch."""
