@@ -14,6 +14,7 @@ from export.tokenizer_files import clip_tokenizer, with_cleaning, without_closin
 from retrieval.errors import InputError, LookalikeError, did_you_mean
 from retrieval.extras import needs
 from retrieval.files import now
+from retrieval.hub import cache_while_unreachable
 from retrieval.installation import versions
 from retrieval.text_encoder import TextInput
 
@@ -38,8 +39,11 @@ def open_clip_pair(name: str) -> Pair:
         raise LookalikeError(f"--from-open-clip: {needs('open_clip')}") from error
     arch, weights, options = _parsed(name, open_clip)
     try:
-        model = open_clip.create_model(arch, weights, require_pretrained=True, **options).eval()
-        tokenizer = open_clip.get_tokenizer(arch)
+        with cache_while_unreachable(f"--from-open-clip {name}"):
+            model = open_clip.create_model(arch, weights, require_pretrained=True, **options).eval()
+            tokenizer = open_clip.get_tokenizer(arch)
+    except LookalikeError:
+        raise
     except Exception as error:  # open_clip, torch and the hub raise classes of their own
         reason = " ".join(str(error).split())[:200]
         raise LookalikeError(f"--from-open-clip {name}: cannot be loaded ({reason})") from error

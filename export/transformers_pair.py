@@ -11,6 +11,7 @@ from export.published_configs import card_licence, transformers_preprocess
 from retrieval.errors import InputError, LookalikeError
 from retrieval.extras import needs
 from retrieval.files import now
+from retrieval.hub import cache_while_unreachable
 from retrieval.installation import versions
 from retrieval.text_encoder import TextInput
 
@@ -35,13 +36,14 @@ def transformers_pair(name: str) -> Pair:
     except ModuleNotFoundError as error:
         raise LookalikeError(f"--from-transformers: {needs('transformers')}") from error
     try:
-        kind = str(AutoConfig.from_pretrained(name).model_type)
-        if kind not in _TYPES:
-            raise InputError(f"--from-transformers {name}: type {kind}, supported: {', '.join(_TYPES)}")
-        model = AutoModel.from_pretrained(name, dtype="float32").eval()
-        tokenizer = _tokenizer(name)
-        facts, _ = ImageProcessingMixin.get_image_processor_dict(name)
-    except InputError:
+        with cache_while_unreachable(f"--from-transformers {name}"):
+            kind = str(AutoConfig.from_pretrained(name).model_type)
+            if kind not in _TYPES:
+                raise InputError(f"--from-transformers {name}: type {kind}, supported: {', '.join(_TYPES)}")
+            model = AutoModel.from_pretrained(name, dtype="float32").eval()
+            tokenizer = _tokenizer(name)
+            facts, _ = ImageProcessingMixin.get_image_processor_dict(name)
+    except LookalikeError:
         raise
     except Exception as error:  # transformers, torch and the hub raise classes of their own
         reason = " ".join(str(error).split())[:200]

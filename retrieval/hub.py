@@ -122,11 +122,11 @@ def _import_hub() -> Any:
 @contextmanager
 def one_line(repository: str) -> Iterator[None]:
     """Turn the errors of huggingface_hub into ours: what failed, and what to do."""
-    import httpx
     from huggingface_hub import errors
 
     try:
-        yield
+        with cache_while_unreachable(repository):
+            yield
     except errors.GatedRepoError as error:
         hint = "accept its terms on its page, and set HF_TOKEN or run `hf auth login`"
         raise InputError(f"{repository}: its owner requires a login; {hint}") from error
@@ -143,10 +143,69 @@ def one_line(repository: str) -> Iterator[None]:
             hint = "set HF_TOKEN to a token with write access, or run `hf auth login`"
             raise InputError(f"{repository}: not permitted; {hint}") from error
         raise LookalikeError(f"{repository}: {_first_line(error)}; try again later") from error
-    except (errors.LocalEntryNotFoundError, httpx.TransportError, OSError) as error:
-        hint = "check the network, or set HF_ENDPOINT to a mirror"
-        reason = _first_line(error.__cause__ or error)
-        raise LookalikeError(f"{repository}: the hub cannot be reached ({reason}); {hint}") from error
+    except (errors.HTTPError, OSError) as error:  # the first is of httpx or httpx2, as the hub's version is
+        reason, remedy = _first_line(error.__cause__ or error), "check the network"
+        raise LookalikeError(f"{repository}: the hub cannot be reached ({reason}); {remedy}") from error
+
+
+@contextmanager
+def cache_while_unreachable(where: str, otherwise: str = "set HF_ENDPOINT to a mirror") -> Iterator[None]:
+    """Let libraries read the cache of the hub alone while it cannot be reached.
+
+    Otherwise they repeat their requests for a minute; no setting of huggingface_hub shortens this.
+
+    Args:
+        where: Beginning of the error message.
+        otherwise: What the user can do without this hub, for the message.
+
+    Raises:
+        LookalikeError: The hub cannot be reached, and the cache lacks a file.
+    """
+    hub = _import_hub()
+    session, reachability = hub.get_session(), _Reachability(hub)
+    hooks = session.event_hooks
+    session.event_hooks = {**hooks, "request": [reachability.check, *hooks["request"]]}
+    try:
+        yield
+    except Exception as error:  # the libraries around the hub raise many classes
+        if reachability.problem:
+            what = f"{where}: the hub cannot be reached ({reachability.problem})"
+            raise LookalikeError(f"{what}; {reachability.remedy}, or {otherwise}") from error
+        raise
+    finally:
+        session.event_hooks = hooks
+
+
+class _Reachability:
+    """Whether the hub can be reached, found out before the first request to it.
+
+    Attributes:
+        problem: Why it cannot be reached; empty if it answers, `None` before the first request.
+        remedy: What to do about it.
+    """
+
+    def __init__(self, hub: Any) -> None:
+        self.hub = hub
+        self.problem: str | None = None
+        self.remedy = ""
+
+    def check(self, _: object) -> None:
+        """Refuse a request, as the offline mode of huggingface_hub does, if the hub cannot be reached."""
+        if self.problem is None:
+            self.problem = ""  # our own request passes
+            self._find_problem()
+        if self.problem:
+            raise self.hub.errors.OfflineModeIsEnabled(self.problem)
+
+    def _find_problem(self) -> None:
+        constants = self.hub.constants
+        if constants.HF_HUB_OFFLINE:
+            self.problem, self.remedy = "HF_HUB_OFFLINE is set", "unset it"
+            return
+        try:
+            self.hub.get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+        except self.hub.errors.HTTPError as error:
+            self.problem, self.remedy = f"{constants.ENDPOINT}: {_first_line(error)}", "check the network"
 
 
 def _first_line(error: BaseException) -> str:

@@ -21,7 +21,7 @@ from retrieval import Embedder, InputError
 from retrieval.evaluation.report import Report
 from retrieval.evaluation.score import Result
 from retrieval.reports.model_card import write_pretrained
-from tests.conftest import draw
+from tests.conftest import CHECKOUT, draw
 from tests.hub_server import HubServer
 
 datasets = pytest.importorskip("datasets", reason="datasets is not installed")
@@ -52,8 +52,10 @@ def run(server: HubServer, folder: Path, program: str, *arguments: str) -> Any:
         env={**os.environ, **server.environment(folder), "HF_TOKEN": "secret"},
         capture_output=True,
         text=True,
+        cwd=CHECKOUT,
     )
     assert done.returncode == 0, done.stderr
+    assert "Retrying" not in done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -96,6 +98,43 @@ def test_a_published_model_comes_back_unchanged(server: HubServer, tmp_path: Pat
         assert found[name][0] == code
         assert text in found[name][1]
         assert "\n" not in found[name][1]
+
+
+UNREACHABLE = """
+import os
+from pathlib import Path
+from tests.hub_server import HubServer
+file, out = sys.argv[1:3]
+with HubServer().running() as stopped:
+    os.environ.update(stopped.environment(Path(out).parent))
+    stopped.files["models", "me/cached"] = {"words.txt": b"cached"}
+    from retrieval import hub
+    cached = hub.download("me/cached", ["*.txt"])
+import huggingface_hub
+huggingface_hub.close_session()  # its connection outlives the server
+from retrieval.cli import cli
+from train import data
+def command(*words):
+    return tried(lambda: cli.main(["hub", *words], standalone_mode=False))
+print(json.dumps({
+    "url": stopped.url,
+    "pull": command("pull", "me/shop", "--out", out),
+    "push": command("push", file, "me/shop"),
+    "data": tried(lambda: str(data.load("hf:me/set"))),
+    "cached": hub.download("me/cached", ["*.txt"]) == cached,
+}))
+"""
+
+
+def test_unreachable_hub_is_an_error_at_once(server: HubServer, tmp_path: Path, model_file: Path) -> None:
+    """Without it, files in the cache are used."""
+    found = run(server, tmp_path, UNREACHABLE, str(model_file), str(tmp_path / "out.onnx"))
+    assert found.pop("cached")
+    url = found.pop("url")
+    for code, text in found.values():
+        assert code == 1
+        assert f"the hub cannot be reached ({url}: [Errno" in text
+        assert "check the network" in text
 
 
 def test_model_card_states_the_report_and_no_folder(tmp_path: Path, model_file: Path) -> None:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from retrieval.errors import InputError, did_you_mean
+from retrieval.hub import cache_while_unreachable
 from train.models.feature_extractor import FeatureExtractor, Weights, forward, tensors_of, unusable_size
 from train.models.packaged_weights import packaged_weights
 from train.pretrained_configs import FROM_TENSORFLOW, has_projection, timm_options, torchvision_weights
@@ -198,7 +199,7 @@ def from_timm(
     _check_depth(f"timm:{spec}", classifier, drop_path)
     has_token = getattr(classifier, "cls_token", None) is not None
     tensors = tensors_of(classifier)
-    published = {"imagenet": lambda: timm.create_model(name, pretrained=True, **options).state_dict()}
+    published = {"imagenet": partial(_download_timm, name, options)}
     extractor = FeatureExtractor(
         classifier,
         tensors,
@@ -226,6 +227,15 @@ def from_timm(
         layout="tokens" if features.ndim == 3 else extractor.layout,
         stages=_stages_of_timm(classifier),
     )
+
+
+def _download_timm(name: str, options: dict[str, Any]) -> Weights:
+    import timm
+
+    otherwise = "give a .safetensors file, or take tf_efficientnet_lite0 with the weights lite0"
+    with cache_while_unreachable(f"model.weights: weights of timm:{name}", otherwise):
+        found: Weights = timm.create_model(name, pretrained=True, **options).state_dict()
+    return found
 
 
 def _forward_features(network: Any, planes: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import pytest
 import timm
@@ -255,6 +256,23 @@ def test_weights_are_downloaded_and_checked(
     with pytest.raises(LookalikeError, match=r"resnet18 cannot be downloaded .* give a \.safetensors file"):
         build_backbone("resnet18", "imagenet", 64)
     assert capfd.readouterr().out == ""
+
+
+def test_unreachable_hub_is_an_error_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with serving(tmp_path) as address:
+        pass
+    monkeypatch.setenv("https_proxy", address)  # the server has stopped
+    huggingface_hub.close_session()
+    try:
+        with pytest.raises(
+            LookalikeError, match=r"timm:resnet18: the hub .* refused\); .* with the weights lite0"
+        ):
+            build_backbone("timm:resnet18", "imagenet", 64)
+    finally:
+        huggingface_hub.close_session()
+    assert "Retrying" not in capfd.readouterr().err
 
 
 @contextmanager
