@@ -563,7 +563,7 @@ class Config(StrictModel):
     patience: int | None = Field(
         default=None,
         ge=1,
-        description="Early stopping: epochs without a better Recall@1 on the held-out images. null: off.",
+        description="Early stopping: epochs without a better split.metric on the held-out images. null: off.",
     )
     ema: float = Field(
         default=0.0,

@@ -131,9 +131,9 @@ def measure_rates(
     """Take training steps with growing learning rates, then discard the network.
 
     The rates of all parameter groups are multiplied by the same factor. Batches, augmentation, precision,
-    clipping and gradient caching are those of training. Schedule, number of epochs, moving average and
-    watched images have no effect. Held-out images are left out, as in training. The test ends once the loss
-    diverges.
+    clipping and gradient caching are those of training. Schedule, number of epochs, patience, moving average
+    and watched images have no effect. Held-out images are left out, as in training. The test ends once the
+    loss diverges.
 
     Args:
         config: Settings of the run.
@@ -153,7 +153,7 @@ def measure_rates(
         raise InputError(
             f"learning rates: {steps} steps are too few for a curve; take {FEWEST_STEPS} or more"
         )
-    alone = {"watch": WatchConfig(), "checkpoints": CheckpointsConfig(), "ema": 0.0}
+    alone = {"watch": WatchConfig(), "checkpoints": CheckpointsConfig(), "ema": 0.0, "patience": None}
     rates = np.geomspace(low, high, steps).tolist()
     losses: list[float] = []
     with TemporaryDirectory() as folder:

@@ -70,7 +70,7 @@ class TrainingData:
             check_unlabelled(config)
         self.clean, self.images, self.validation = divide(dataset, config)
         if config.patience and not self.validation and not config.split.refit:
-            raise InputError("patience: no images are held out for early stopping; set split.validation")
+            raise InputError("patience: no images are held out; raise split.validation, or set patience=null")
         self.distractors = draw_distractors(self.clean, config.split, config.seed) if self.validation else []
         self.copies: list[LabelledImage] = []
         if not dataset.labelled and config.distill.teacher is None:

@@ -231,8 +231,8 @@ def rates(
     From step to step, all learning rates grow by the same factor, so that the ratios of optimizer.lr,
     head_lr, loss_lr and layer_decay stay. It ends once the loss diverges, and the network is thrown away.
     The suggestion is the rate at which the loss falls fastest, after smoothing. There is none if the loss
-    does not fall beyond its noise. Held-out and test images are not used. Schedule, epochs and ema have no
-    effect.
+    does not fall beyond its noise. Held-out and test images are not used. Schedule, epochs, patience and ema
+    have no effect.
 
     \b
       lookalike analyze rates --data folder:shop --recipe catalogue --out rates.svg
