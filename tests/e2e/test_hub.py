@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,8 +23,10 @@ from retrieval.evaluation.report import Report
 from retrieval.evaluation.score import Result
 from retrieval.reports.model_card import write_pretrained
 from tests.conftest import CHECKOUT, draw
+from tests.e2e.test_readme import blocks, commands
 from tests.hub_server import HubServer
 
+DOCS = Path(CHECKOUT) / "docs"
 datasets = pytest.importorskip("datasets", reason="datasets is not installed")
 
 TRIED = """
@@ -45,14 +48,14 @@ def server() -> Iterator[HubServer]:
         yield hub
 
 
-def run(server: HubServer, folder: Path, program: str, *arguments: str) -> Any:
+def run(server: HubServer, folder: Path, program: str, *arguments: str, cwd: Path | str = CHECKOUT) -> Any:
     """Run a program with the settings of the server; return the JSON of its last line."""
     done = subprocess.run(
         [sys.executable, "-c", TRIED + program, *arguments],
         env={**os.environ, **server.environment(folder), "HF_TOKEN": "secret"},
         capture_output=True,
         text=True,
-        cwd=CHECKOUT,
+        cwd=cwd,
     )
     assert done.returncode == 0, done.stderr
     assert "Retrying" not in done.stderr
@@ -182,16 +185,16 @@ print(json.dumps({spec: tried(lambda: facts(spec)) for spec in sys.argv[1:]}))
 """
 
 
-def parquet(count: int, first: int) -> bytes:
+def parquet(count: int, first: int, label: str = "label") -> bytes:
     """Return images of two classes as a Parquet file, as the hub stores them."""
-    kinds = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["red", "blue"])}
+    kinds = {"image": datasets.Image(), label: datasets.ClassLabel(names=["red", "blue"])}
     features = datasets.Features({**kinds, "shop": datasets.Value("string")})
-    rows: dict[str, list[Any]] = {"image": [], "label": [], "shop": []}
+    rows: dict[str, list[Any]] = {"image": [], label: [], "shop": []}
     for seed in range(first, first + count):
         buffer = io.BytesIO()
         draw(seed, hue=seed % 2).save(buffer, "PNG" if seed % 3 else "JPEG")
         rows["image"].append({"bytes": buffer.getvalue(), "path": None})
-        rows["label"].append(seed % 2)
+        rows[label].append(seed % 2)
         rows["shop"].append(f"shop {seed % 3}")
     buffer = io.BytesIO()
     datasets.Dataset.from_dict(rows, features=features).to_parquet(buffer)
@@ -221,3 +224,30 @@ def test_data_sets_of_the_hub(server: HubServer, tmp_path: Path) -> None:
         assert found[spec][0] == 2
         assert text in found[spec][1]
         assert "\n" not in found[spec][1]
+
+
+PAGE = """
+from retrieval.cli import cli
+for words in json.loads(sys.argv[1]):
+    cli.main(words, standalone_mode=False)
+for program in sys.argv[2:]:
+    exec(program)
+print("true")
+"""
+
+
+@pytest.mark.slow
+def test_commands_of_the_page_run(server: HubServer, tmp_path: Path, model_file: Path, shop: Path) -> None:
+    """Those with the hub, and the program; `tests/retrieval/ingest/test_remote.py` has remote storage."""
+    server.files["datasets", "me/birds"] = {"data/train-00000-of-00001.parquet": parquet(8, 0, "species")}
+    (tmp_path / "model.onnx").write_bytes(model_file.read_bytes())
+    (tmp_path / "test").symlink_to(shop)
+    short = ["--set", "epochs=1", "--set", "preprocess.size=32", "--set", "model.backbone=conv4"]
+    text = (DOCS / "hub.md").read_text()
+    ran = [shlex.split(line)[1:] for line in commands(text) if "://" not in line]
+    for words in ran:
+        if words[0] == "train":
+            words += short
+    assert len(ran) == 6
+    arguments = json.dumps(ran).replace("revision=v1", "revision=main")
+    assert run(server, tmp_path, PAGE, arguments, *blocks("python", text), cwd=tmp_path)

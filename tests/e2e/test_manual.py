@@ -1,4 +1,7 @@
-"""Commands and programs of the manual: those of pages on galleries, and every Python program."""
+"""Commands and programs of the manual: those of pages on galleries and stores, and every Python program.
+
+test_manual_training.py has the pages on training.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,25 @@ import pytest
 from serve.client import Client
 from tests.conftest import draw, draw_classes, lookalike_here
 from tests.e2e.test_readme import blocks, commands
+from tests.retrieval.stores import postgres_server
 from tests.serve.serving import SERVE, Server, serving
 
 DOCS = Path(__file__).parents[2] / "docs"
 GALLERY_PAGES = ("text", "filters", "feedback", "calibration", "curation", "index_codes")
 PROGRAMS = {page.stem: blocks("python", page.read_text()) for page in sorted(DOCS.glob("*.md"))}
-# These download a model; need as many decisions; need a hub (test_hub.py); need a model with embedding maps.
-LEFT_OUT = re.compile(r"--from-|siglip2|--undo 17|from_pretrained|client\.heatmap")
+# Commands and programs that cannot run here, with the reason.
+REASONS = {
+    r"--from-|siglip2|model\.weights=imagenet": "downloads weights",
+    r"cifar10:ROOT": "downloads a data set",
+    r"--undo 17": "needs as many decisions",
+    r"lookalike hub|hf:|from_pretrained": "needs a hub: test_hub.py",
+    r"s3://|https://example": "needs other servers: tests/retrieval/ingest/test_remote.py",
+    r"--engine ray|\.shards": "starts a Ray: tests/retrieval/ingest/test_ray.py",
+    r"client\.heatmap": "needs a model with embedding maps",
+    r"lookalike (serve|mcp) ": "runs until it is ended: tests/serve",
+    r"torchrun": "needs several machines",
+}
+LEFT_OUT = re.compile("|".join(REASONS))
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +82,26 @@ def test_commands_of_gallery_pages_run(page: str, place: Path) -> None:
     assert ran
     for command in ran:
         lookalike_here(*shlex.split(command)[1:], cwd=place)
+
+
+def test_commands_of_the_page_on_stores_run(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With PostgreSQL and Qdrant's engine; a machine without the folder connects to its collection."""
+    for name in ("model.onnx", "query.jpg", "shop.csv"):
+        shutil.copy(place / name, tmp_path)
+    shutil.copytree(place / "shop", tmp_path / "photos")
+    shutil.copytree(place / "shop.gallery", tmp_path / "files.gallery")
+    monkeypatch.setenv("LOOKALIKE_STORE_PASSWORD", "right")
+    with postgres_server.running(tmp_path) as server:
+        text = (DOCS / "stores.md").read_text()
+        text = text.replace("postgresql://me@db.example/shop", server.address.replace(":right", ""))
+        text = text.replace("qdrant://localhost:6333/shop", f"qdrant://{tmp_path}/qdrant")
+        for command in commands(text):
+            if command.startswith("lookalike ") and not LEFT_OUT.search(command):
+                if "--store" in command:
+                    shutil.rmtree(tmp_path / "shop.gallery", ignore_errors=True)
+                lookalike_here(*shlex.split(command)[1:], cwd=tmp_path)
 
 
 @pytest.mark.parametrize("page", [page for page, programs in PROGRAMS.items() if programs])
