@@ -72,7 +72,7 @@ index_options = combine_options(
         "--recall",
         type=click.FloatRange(0, 1, min_open=True),
         help="Share of the 10 nearest neighbours that the index must find.  "
-        "[default: unchanged, at first 0.99]",
+        "[default: unchanged, at first 0.99, or 0.95 in a database]",
     ),
     click.option(
         "--memory",
