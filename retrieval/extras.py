@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import distributions
 
 _MODULES = {
     "clip": {"open_clip", "transformers"},
@@ -46,6 +45,8 @@ def needs(module: str, extra: str | None = None) -> str:
 @cache
 def installer() -> str:
     """Return the program that installs packages into this environment: environments of uv have no pip."""
+    from importlib.metadata import distributions  # slow to import, and every command imports this module
+
     # Not find_spec("pip"), which lets setuptools withdraw its distutils: torch.compile fails after that.
     return "pip" if any(distributions(name="pip")) else "uv pip"
 

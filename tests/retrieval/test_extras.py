@@ -111,7 +111,7 @@ def test_another_extra_can_be_named() -> None:
 
 
 def test_hint_for_an_environment_of_uv_has_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "distributions", lambda name: [])
+    monkeypatch.setattr("importlib.metadata.distributions", lambda name: [])
     monkeypatch.setattr(extras, "installer", extras.installer.__wrapped__)  # which keeps its result
     assert needs("pyarrow") == "needs pyarrow: uv pip install 'lookalike[parquet]'"
 

@@ -14,7 +14,6 @@ from retrieval.devices import Device
 from retrieval.errors import InputError
 from retrieval.licenses import license_notice
 from retrieval.text import pluralize
-from train import data as data_sets
 from train import settings
 from train.commands import DATA_HELP
 from train.recipes import read_recipe
@@ -123,6 +122,8 @@ def _train(
     device: Device | None,
 ) -> tuple[Trainer, DataSet, dict[str, Any]]:
     """Train a run in all processes; return the trainer, the data set and the facts of the run."""
+    from train import data as data_sets
+
     notes: list[str] = []
     if not resume:
         config = settings.placed(settings.resolve(data, recipe, overrides, notes), device)
