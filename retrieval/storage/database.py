@@ -42,18 +42,19 @@ class Reader:
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """Read one committed state, in a transaction that ends with the block."""
-        with self._connection() as db:
+        with self.connection() as db:
             db.execute("BEGIN")
             yield db
             db.execute("ROLLBACK")
 
     def select(self, query: str, values: Sequence[Any]) -> list[Any]:
-        """Return the rows of one query, which needs no transaction around it."""
-        with self._connection() as db:
+        """Return the rows of one query."""
+        with self.connection() as db:
             return db.execute(query, values).fetchall()
 
     @contextmanager
-    def _connection(self) -> Iterator[sqlite3.Connection]:
+    def connection(self) -> Iterator[sqlite3.Connection]:
+        """Lend a connection, for one query, which needs no transaction around it."""
         kept = self._take()
         try:
             db = kept[1] if kept else connect(self._folder)

@@ -29,8 +29,10 @@ from retrieval.storage.records import (
 # A metadata column may have the name of a column of `items`: all columns are qualified.
 _SELECT = (
     f"SELECT {', '.join(f'items.{name}' for name in schema.FACTS)}, items.vector, items.crc, metadata.* "
-    "FROM items LEFT JOIN metadata ON metadata.id = items.id"
+    "FROM items LEFT JOIN metadata ON metadata.id = items.id "
+    f"WHERE items.id IN {schema.LISTED} ORDER BY items.id"
 )
+_VECTOR, _METADATA = len(schema.FACTS), len(schema.FACTS) + 3  # positions in its rows
 _AT_ONCE = 10_000  # items whose facts are read at once
 _PART = 256  # rows fetched at a time: tuples of many rows keep the garbage collector busy
 _LOG = "INSERT INTO changes (item, dead)"
@@ -51,26 +53,20 @@ _INSERT_BAD = (
 
 
 def read_items(db: sqlite3.Connection, ids: Sequence[int]) -> Iterator[StoredItem]:
-    """Yield items by id, removed ones among them; unknown ids are left out.
+    """Yield items by ascending id, removed ones among them; unknown ids are left out.
 
     Raises:
         LookalikeError: The facts of an item are damaged.
     """
-    count = len(schema.FACTS)
-    for start in range(0, len(ids), schema.AT_ONCE):
-        chunk = ids[start : start + schema.AT_ONCE]
-        found = db.execute(f"{_SELECT} WHERE items.id IN ({', '.join('?' * len(chunk))})", chunk)
-        names = [name for name, *_ in found.description[count + 3 :]]
-        for row in found:
-            facts: tuple[Any, ...] = row[:count]
-            vector, crc, owner = row[count : count + 3]
-            metadata: dict[str, Value] = {}
-            if owner is not None:
-                pairs = zip(names, row[count + 3 :], strict=True)
-                metadata = {name: value for name, value in pairs if value is not None}
-            if schema.item_crc(facts, metadata) != crc:
-                raise _damaged(row[0])
-            yield StoredItem._make((*facts, vector, metadata))
+    found = db.execute(_SELECT, (json.dumps(list(ids)),))
+    names = _metadata_names(found)
+    checksum = schema.ItemChecksum(names)
+    for row in found:
+        facts, (vector, crc, _), values = row[:_VECTOR], row[_VECTOR:_METADATA], row[_METADATA:]
+        if checksum.of(facts, values) != crc:
+            raise _damaged(row[0])
+        metadata = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+        yield StoredItem._make((*facts, vector, metadata))
 
 
 def read_columns(db: sqlite3.Connection, ids: Sequence[int]) -> tuple[list[int], Facts, bulk.Columns]:
@@ -79,23 +75,24 @@ def read_columns(db: sqlite3.Connection, ids: Sequence[int]) -> tuple[list[int],
     Raises:
         LookalikeError: The facts of an item are damaged.
     """
-    found = db.execute(
-        f"{_SELECT} WHERE items.id IN {schema.LISTED} ORDER BY items.id", (json.dumps(list(ids)),)
-    )
+    found = db.execute(_SELECT, (json.dumps(list(ids)),))
     columns: list[list[Any]] = [[] for _ in found.description]
     while part := found.fetchmany(_PART):
         for column, values in zip(columns, zip(*part, strict=True), strict=True):
             column += values
-    count = len(schema.FACTS)
-    names = [name for name, *_ in found.description[count + 3 :]]
-    (known, *facts), crcs = columns[:count], columns[count + 1]
-    metadata = dict(zip(names, columns[count + 3 :], strict=True))
+    (known, *facts), crcs = columns[:_VECTOR], columns[_VECTOR + 1]
+    metadata = dict(zip(_metadata_names(found), columns[_METADATA:], strict=True))
     if known:
         computed = bulk.item_crcs(known, facts, bulk.metadata_texts(metadata, len(known)))
         if computed != crcs:
             damaged = next(item for item, a, b in zip(known, computed, crcs, strict=True) if a != b)
             raise _damaged(damaged)
     return known, Facts(*facts), metadata
+
+
+def _metadata_names(found: sqlite3.Cursor) -> list[str]:
+    """Return the names of the metadata columns of a result of `_SELECT`."""
+    return [name for name, *_ in found.description[_METADATA:]]
 
 
 def _damaged(item: int) -> LookalikeError:

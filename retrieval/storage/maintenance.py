@@ -249,13 +249,12 @@ def item_table(store: Store) -> ItemTable:
             f"SELECT items.vector, items.crc, {facts}{values} FROM items {join} "
             f"WHERE {schema.LIVE} AND items.id > ? ORDER BY items.id LIMIT {_AT_ONCE}"
         )
-        end = 2 + len(schema.FACTS)
+        end, checksum = 2 + len(schema.FACTS), schema.ItemChecksum(names)
         while rows := db.execute(query, (ids[-1] if ids else 0,)).fetchall():
             for row in rows:
                 ids.append(row[2])
                 numbers.append(row[0] if isinstance(row[0], int) else 0)
-                metadata = dict(zip(names, row[end:], strict=True)) if names else None
-                if schema.item_crc(row[2:end], metadata) != row[1]:
+                if checksum.of(row[2:end], row[end:]) != row[1]:
                     damaged.append(row[2])
     return ItemTable(np.frombuffer(ids, np.int64), np.frombuffer(numbers, np.int64), damaged)
 

@@ -6,7 +6,8 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from json.encoder import encode_basestring_ascii
 from typing import Any, Literal, cast
 
 from retrieval.errors import InputError
@@ -63,6 +64,7 @@ BUILT_IN: Mapping[str, ColumnType] = {
 RESERVED = frozenset({*BUILT_IN, "score"})  # names that metadata columns cannot have
 FIELD_SEPARATOR = "\x1f"  # between the values that a checksum covers
 _TEXT = FIELD_SEPARATOR.join("%s" for _ in FACTS)
+_JSON: Mapping[type, Callable[[Any], str]] = {str: encode_basestring_ascii, int: repr, float: repr}
 LISTED = "(SELECT value FROM json_each(?))"  # the values of a JSON array, bound as one parameter
 # The items of files, given as a JSON array of pairs of root and path, which is bound as one parameter.
 AT_PLACES = (
@@ -81,10 +83,32 @@ def quoted(name: str) -> str:
 
 def item_crc(facts: tuple[Any, ...], metadata: Mapping[str, Value] | None = None) -> int:
     """Return the CRC-32 of an item's facts, in the order of `FACTS`, and of its metadata."""
-    text = _TEXT % facts
-    if metadata and (given := sorted(pair for pair in metadata.items() if pair[1] is not None)):
-        text += FIELD_SEPARATOR + json.dumps(given)
-    return zlib.crc32(text.encode("utf-8", "backslashreplace"))
+    given = metadata or {}
+    return ItemChecksum([*given]).of(facts, [*given.values()])
+
+
+class ItemChecksum:
+    """Checksum of items with the same metadata columns: that of many takes half as long as `item_crc`.
+
+    Args:
+        names: Names of the columns.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        places = sorted((name, place) for place, name in enumerate(names))
+        self._cells = [(f"[{encode_basestring_ascii(name)}, ", place) for name, place in places]
+
+    def of(self, facts: tuple[Any, ...], values: Sequence[Value]) -> int:
+        """Return the CRC-32 of an item's facts, in the order of `FACTS`, and of its metadata as JSON."""
+        text = _TEXT % facts
+        given = [
+            f"{start}{_JSON.get(type(value), json.dumps)(value)}]"
+            for start, place in self._cells
+            if (value := values[place]) is not None
+        ]
+        if given:
+            text = f"{text}{FIELD_SEPARATOR}[{', '.join(given)}]"
+        return zlib.crc32(text.encode("utf-8", "backslashreplace"))
 
 
 def row_crc(values: Iterable[Any]) -> int:

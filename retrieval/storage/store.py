@@ -220,7 +220,7 @@ class Store:
         Raises:
             LookalikeError: The facts of an item are damaged.
         """
-        with self.reading() as db:
+        with self._reader.connection() as db:
             return list(read_items(db, ids))
 
     def item_columns(self, ids: Sequence[int]) -> tuple[list[int], Facts, Mapping[str, Sequence[Value]]]:
@@ -229,7 +229,7 @@ class Store:
         Raises:
             LookalikeError: The facts of an item are damaged.
         """
-        with self.reading() as db:
+        with self._reader.connection() as db:
             return read_columns(db, ids)
 
     def columns(self) -> list[str]:
