@@ -16,7 +16,7 @@ from retrieval.inference.runtime import Runtime
 from retrieval.search.embeddings import StoredEmbeddings, read_embeddings
 from retrieval.search.filters import Filters, State
 from retrieval.search.index import BuiltIndex, Index, IndexWork, build_index, work_needed, write_index
-from retrieval.search.query import Searcher, SearchOptions
+from retrieval.search.query import NOTHING, Searcher, SearchOptions
 from retrieval.search.snapshot import Snapshot
 from retrieval.search.where import parse_condition
 from retrieval.searchable import Hit, Item, ItemValues, SearchableGallery, item_values
@@ -258,8 +258,7 @@ class Gallery(SearchableGallery):
         self, queries: np.ndarray, options: SearchOptions, own: Sequence[tuple[int, ...]] | None
     ) -> list[list[Hit]]:
         answers = self._searcher.find(queries, options, own)
-        rows = np.concatenate([np.empty(0, np.int64), *(answer.rows for answer in answers)])
-        items = self._items_of(np.unique(rows))
+        items = self._items_of(np.concatenate([NOTHING.rows, *(answer.rows for answer in answers)]))
         return [
             [
                 Hit(*items[row], score)
@@ -272,13 +271,11 @@ class Gallery(SearchableGallery):
     def _items_of(self, rows: np.ndarray) -> dict[int, ItemValues]:
         """Return the values of `Item` by row, without rows whose item was replaced or compacted since."""
         numbers, ids, _ = self._snapshot.facts(rows).tolist()
-        found = {item.vector: item for item in self.store.items(ids)}
-        path = self.paths.shown
-        return {
-            row: item_values(item, path(item))
-            for row, number in zip(rows.tolist(), numbers, strict=True)
-            if (item := found.get(number)) is not None
-        }
+        found = self.store.items([*dict.fromkeys(ids)])
+        shown = self.paths.shown
+        values = {item.vector: item_values(item, shown(item)) for item in found}
+        both = zip(rows.tolist(), numbers, strict=True)
+        return {row: values[number] for row, number in both if number in values}
 
     def ids_of(self, names: Iterable[int | str]) -> list[int]:
         """Return the ids of items given by id or by key; see `SearchableGallery.ids_of`."""

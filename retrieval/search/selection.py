@@ -1,7 +1,7 @@
 """Selection of rows that a search may return, in the forms that the searches need.
 
 The share of selected rows decides which search is fastest (1M x 128, one query, CPU time compared with FAISS
-and its `IDSelectorBitmap`): a product with a copy of the selected vectors for few (0.1 times at 1 %), FAISS
+and its `IDSelectorBitmap`): a search of a copy of the selected vectors for few (0.05 times at 1 %), FAISS
 and its selector for some (1.0 at 10 %), and FAISS without a selector but with more results, of which some are
 left out, for most (0.5 at 50 %).
 """

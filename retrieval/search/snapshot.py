@@ -177,7 +177,7 @@ class Snapshot:
         dtype = self.stored.parts[0].dtype if self.stored.parts else np.float32
         stored = self.stored.gather(self.stored.parts, rows, np.empty((len(rows), self.stored.dim), dtype))
         facts = self.facts(rows)
-        if not np.array_equal(checksums(stored, facts), facts[CHECKSUM]):
+        if (checksums(stored, facts) != facts[CHECKSUM]).any():
             hint = f"run `lookalike index verify {self.where}`"
             raise LookalikeError(f"{self.where}: a stored vector is damaged; {hint}")
         return np.asarray(stored, np.float32)
@@ -217,9 +217,10 @@ class Snapshot:
             last = min(k, count) - 1
             if len(short := np.flatnonzero(rows[:, last] < 0)):
                 scores[short], rows[short] = self._propose(queries[short], k, selected, widen, select=True)
-            if len(short := np.flatnonzero(rows[:, last] < 0)):
-                scores[short], rows[short] = self.stored.nearest(queries[short], k, selected)
-        self.vectors(np.unique(rows[rows >= 0]))
+                if len(short := short[rows[short, last] < 0]):
+                    scores[short], rows[short] = self.stored.nearest(queries[short], k, selected)
+        found = rows[rows >= 0]
+        self.vectors(found if len(rows) == 1 else np.unique(found))
         return scores, rows
 
     @cached_property

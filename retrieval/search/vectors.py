@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import faiss
 import numpy as np
@@ -21,9 +21,9 @@ _ONE_BY_ONE = 8  # requested rows per part, below which they are fetched one by 
 _FEW = 64  # numbers up to which they are looked up one by one
 _MERGED = 64  # parts whose results are merged at once
 
-# Rows that are scored at once: their numbers, int64 [b], or that of the first; vectors [b, D]; which of them
-# are allowed, bool [b], or None for all.
-Block = tuple[np.ndarray | int, np.ndarray, np.ndarray | None]
+# Rows that are scored at once: number of the first; vectors [b, D]; which of them are allowed, bool [b] or a
+# FAISS selector, or None for all.
+Block = tuple[int, np.ndarray, Any]
 
 
 class Vectors:
@@ -46,11 +46,14 @@ class Vectors:
         self.parts = [np.asarray(part) for part in parts]  # a plain view: np.memmap is slow to index
         self.dim = dim
         self._starts = np.cumsum([0, *map(len, self.parts)])
-        self._numbers = numbers
-        if numbers is not None:
-            ends = [(int(part[0]), int(part[-1])) for part in numbers]
-            self._first, self._last = np.array(ends, np.int64).reshape(-1, 2).T
-            self._gapless = self._last - self._first + 1 == np.diff(self._starts)
+        self._numbers = numbers or ()
+        self._first, self._last = self._starts[:-1], self._starts[1:] - 1
+        if numbers:
+            self._first, self._last = np.array([(part[0], part[-1]) for part in numbers], np.int64).T
+        self._gapless = self._last - self._first + 1 == np.diff(self._starts)
+        # Without gaps between the parts either, as before the first compaction, a row is a subtraction away.
+        self._lowest = int(self._first[0]) if len(self) else 0
+        self._consecutive = not len(self) or self._last[-1] - self._lowest + 1 == len(self)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -58,17 +61,16 @@ class Vectors:
     def numbers_of(self, rows: np.ndarray) -> np.ndarray:
         """Return the vector numbers of rows, int64 [n]."""
         rows = np.asarray(rows, np.int64)
-        if self._numbers is None:
-            return rows
+        if self._consecutive:
+            return self._lowest + rows
         return self.gather(self._numbers, rows, np.empty(len(rows), np.int64))
 
     def rows_of(self, numbers: np.ndarray) -> np.ndarray:
         """Return the rows of vector numbers, int64 of the same shape; -1 for numbers that are not there."""
         numbers = np.asarray(numbers, np.int64)
-        if self._numbers is None:
-            return np.where((numbers >= 0) & (numbers < len(self)), numbers, -1)
-        if not len(self):
-            return np.full(numbers.shape, -1)
+        if self._consecutive:
+            rows = numbers - self._lowest
+            return np.where((rows >= 0) & (rows < len(self)), rows, -1)
         part_of = np.maximum(np.searchsorted(self._first, numbers, side="right") - 1, 0)
         within = numbers - self._first[part_of]
         there = (within >= 0) & (numbers <= self._last[part_of])
@@ -93,6 +95,9 @@ class Vectors:
             rows: Rows, int64 [n].
             into: Array [n] or [n, D].
         """
+        if len(parts) == 1:
+            into[...] = parts[0][rows]
+            return into
         part_of = np.searchsorted(self._starts, rows, side="right") - 1
         within = rows - self._starts[part_of]
         if len(rows) < _ONE_BY_ONE * len(parts):
@@ -109,15 +114,13 @@ class Vectors:
         return self.gather(self.parts, rows, np.empty((len(rows), self.dim), np.float32))
 
     def blocks(self, start: int = 0, size: int = _BLOCK) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield (first row, rows float32 [b, D]) from row `start` on, in order; float32 is not copied.
+        """Return (first row, rows float32 [b, D]) from row `start` on, in order; float32 is not copied.
 
         Args:
             start: First row.
             size: Most rows of a block.
         """
-        for part, first in zip(self.parts, self._starts.tolist(), strict=False):
-            for row in range(max(start - first, 0), len(part), size):
-                yield first + row, np.asarray(part[row : row + size], np.float32)
+        return _blocks(self.parts, start, size)
 
     def score(self, queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Return inner products, summed in float64 so that equal rows score equal wherever they are stored.
@@ -129,15 +132,15 @@ class Vectors:
         Returns:
             float32 [N, k]; -inf for none.
         """
-        scores = np.full(rows.shape, -np.inf, np.float32)
         step = max(1, _GATHERED // max(1, rows.shape[1] * self.dim))
-        for start in range(0, len(rows) if len(self) else 0, step):
-            some = rows[start : start + step]
-            found = self.take(np.maximum(some, 0).ravel()).astype(np.float64)
-            batch = queries[start : start + step, :, None].astype(np.float64)
-            products = np.matmul(found.reshape(*some.shape, self.dim), batch)[..., 0]  # [step, k]
-            scores[start : start + step] = np.where(some >= 0, products, -np.inf)
-        return scores
+        if len(rows) > step:
+            starts = range(0, len(rows), step)
+            return np.concatenate([self.score(queries[s : s + step], rows[s : s + step]) for s in starts])
+        if not len(self):
+            return np.full(rows.shape, -np.inf, np.float32)
+        found = self.gather(self.parts, np.maximum(rows, 0).ravel(), np.empty((rows.size, self.dim)))
+        products = np.matmul(found.reshape(*rows.shape, self.dim), queries[..., None].astype(np.float64))
+        return np.where(rows >= 0, products[..., 0], -np.inf).astype(np.float32)
 
     def nearest(
         self,
@@ -159,16 +162,19 @@ class Vectors:
         Returns:
             Scores, float32 [N, k] as of `score`, and rows, int64 [N, k]; -inf and -1 beyond the last row.
         """
-        allowed = Selection.of(allowed)
-        scores, rows = _empty_result(len(queries), k)
-        unsure, wanted = np.arange(len(queries)), k + _SLACK
+        return self._nearest(queries, k, Selection.of(allowed), start, k + _SLACK)
+
+    def _nearest(
+        self, queries: np.ndarray, k: int, allowed: Selection | None, start: int, wanted: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the k nearest of `wanted` candidates or, where these may not suffice, of twice as many."""
+        rough, candidates = self.scan(queries, wanted, allowed, start)
+        scores, rows = top_k(self.score(queries, candidates), candidates, k)
         # What a scan computes in float32 differs from `score` by at most this (Higham 2002, section 3.1).
         error = self.dim * np.finfo(np.float32).eps * np.linalg.norm(queries, axis=1)
-        while len(unsure):
-            rough, candidates = self.scan(queries[unsure], wanted, allowed, start)
-            scores[unsure], rows[unsure] = top_k(self.score(queries[unsure], candidates), candidates, k)
-            missed = (candidates[:, -1] >= 0) & (scores[unsure, -1] <= rough[:, -1] + error[unsure])
-            unsure, wanted = unsure[missed & (wanted < k + _TIED)], 2 * wanted
+        unsure = (candidates[:, -1] >= 0) & (scores[:, -1] <= rough[:, -1] + error)
+        if wanted < k + _TIED and unsure.any():
+            scores[unsure], rows[unsure] = self._nearest(queries[unsure], k, allowed, start, 2 * wanted)
         return scores, rows
 
     def scan(
@@ -179,65 +185,49 @@ class Vectors:
         Returns:
             Scores, float32 [N, k], and rows, int64 [N, k], best first; -inf and -1 beyond the last row.
         """
-        scores, rows = _empty_result(len(queries), k)
+        if not len(queries):
+            return _empty_result(0, k)
+        found = []
         for first in range(0, len(queries), _QUERIES):
-            some = slice(first, first + _QUERIES)
-            batch = np.ascontiguousarray(queries[some])
-            scores[some], rows[some] = self._scan(batch, k, allowed, start)
+            batch = np.ascontiguousarray(queries[first : first + _QUERIES])
+            found.append(self._scan(batch, k, allowed, start))
+        scores, rows = map(np.concatenate, zip(*found, strict=True))
         return scores, rows
 
     def _scan(
         self, queries: np.ndarray, k: int, allowed: Selection | None, start: int
     ) -> tuple[np.ndarray, np.ndarray]:
         many = len(queries) >= _BY_MATRIX
-        size = _BLOCK if many else _WIDE_BLOCK
         if allowed is not None and allowed.is_small(self.dim):
-            return _scan_with_products(queries, k, self._selected_blocks(allowed, start, size))
+            copy, first = allowed.vectors(self.take), int(np.searchsorted(allowed.rows, start))
+            some = _blocks([copy], first, _BLOCK if many else len(copy))
+            blocks: Iterator[Block] = ((number, block, None) for number, block in some)
+            scores, rows = (_scan_with_products if many else _scan_with_faiss)(queries, k, blocks)
+            there = rows >= 0
+            rows[there] = allowed.rows[rows[there]]
+            return scores, rows
         if many:
-            mask = None if allowed is None else allowed.allowed
-            return _scan_with_products(queries, k, self._allowed_blocks(mask, start, size))
+            return _scan_with_products(queries, k, self._masked_blocks(allowed, start))
         if allowed is not None and not start and (surplus := allowed.surplus(k)):
-            scores, rows = self._scan_with_faiss(queries, surplus, None, start)
+            scores, rows = _scan_with_faiss(queries, surplus, self._selected_blocks(None, start))
             kept = (rows >= 0) & allowed.allowed[rows]
             enough = bool((np.count_nonzero(kept, axis=1) >= k).all())
             allowed.record(enough)
             if enough:
-                first = np.argsort(~kept, axis=1, kind="stable")[:, :k]
-                return np.take_along_axis(scores, first, 1), np.take_along_axis(rows, first, 1)
-        return self._scan_with_faiss(queries, k, allowed, start)
+                best = np.argsort(~kept, axis=1, kind="stable")[:, :k]
+                return np.take_along_axis(scores, best, 1), np.take_along_axis(rows, best, 1)
+        return _scan_with_faiss(queries, k, self._selected_blocks(allowed, start))
 
-    def _selected_blocks(self, allowed: Selection, start: int, size: int) -> Iterator[Block]:
-        """Yield the selected rows only, from a copy."""
-        vectors, rows = allowed.vectors(self.take), allowed.rows
-        for first in range(int(np.searchsorted(rows, start)), len(rows), size):
-            yield rows[first : first + size], vectors[first : first + size], None
-
-    def _allowed_blocks(self, mask: np.ndarray | None, start: int, size: int) -> Iterator[Block]:
-        for first, block in self.blocks(start, size):
-            inside = None if mask is None else mask[first : first + len(block)]
+    def _masked_blocks(self, allowed: Selection | None, start: int) -> Iterator[Block]:
+        for first, block in self.blocks(start):
+            inside = None if allowed is None else allowed.allowed[first : first + len(block)]
             if inside is None or inside.any():
                 yield first, block, inside
 
-    def _scan_with_faiss(
-        self, queries: np.ndarray, k: int, allowed: Selection | None, start: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the k best rows, by FAISS's `knn_inner_product` on each part."""
-        scores, rows = _empty_result(len(queries), k)
+    def _selected_blocks(self, allowed: Selection | None, start: int) -> Iterator[Block]:
         stored_as_float32 = all(part.dtype == np.float32 for part in self.parts)
-        blocks = self.blocks(start, len(self) if stored_as_float32 else _WIDE_BLOCK)
-        while some := list(islice(blocks, _MERGED)):
-            close = np.empty((len(some), len(queries), k), np.float32)
-            where = np.empty(close.shape, np.int64)
-            for (first, block), near, at in zip(some, close, where, strict=True):
-                selector = None if allowed is None else allowed.bitmap(first, first + len(block))
-                inputs, outputs = map(faiss.swig_ptr, (queries, block)), map(faiss.swig_ptr, (near, at))
-                sizes = block.shape[1], len(queries), len(block), k
-                faiss.knn_inner_product(*inputs, *sizes, *outputs, selector)
-            close[where < 0] = -np.inf
-            where += np.where(where < 0, 0, np.array([first for first, _ in some])[:, None, None])
-            found = [np.hstack([held, *new]) for held, new in ((scores, close), (rows, where))]
-            scores, rows = top_k(found[0], found[1], k)
-        return scores, rows
+        for first, block in self.blocks(start, len(self) if stored_as_float32 else _WIDE_BLOCK):
+            yield first, block, None if allowed is None else allowed.bitmap(first, first + len(block))
 
 
 def bounded_cosine(value: float) -> float:
@@ -248,7 +238,17 @@ def bounded_cosine(value: float) -> float:
 def top_k(scores: np.ndarray, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the k best of each line, best first, equal scores by row; scores and rows are [N, m], m >= k."""
     order = np.lexsort((rows, -scores))[:, :k]
-    return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
+    lines = np.arange(len(order))[:, None]
+    return scores[lines, order], rows[lines, order]
+
+
+def _blocks(parts: Iterable[np.ndarray], start: int, size: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield (first row, rows float32 [b, D]) of parts from row `start` on; see `Vectors.blocks`."""
+    first = 0
+    for part in parts:
+        for row in range(max(start - first, 0), len(part), max(size, 1)):
+            yield first + row, np.asarray(part[row : row + size], np.float32)
+        first += len(part)
 
 
 def _empty_result(count: int, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -264,7 +264,7 @@ def _scan_with_products(
     """
     scores, rows = _empty_result(len(queries), k)
     all_queries = np.arange(len(queries))
-    for numbers, block, allowed in blocks:
+    for first, block, allowed in blocks:
         products = queries @ block.T  # [N, b]
         floor = np.nextafter(scores[:, -1], np.float32(np.inf))  # of equal scores, the earlier row stays
         if np.isneginf(scores[:, -1]).any():
@@ -278,10 +278,32 @@ def _scan_with_products(
         if not len(who):
             continue
         found = np.concatenate([scores.ravel(), products[who, where]])
-        where = numbers[where] if isinstance(numbers, np.ndarray) else numbers + where
-        where = np.concatenate([rows.ravel(), where])
+        where = np.concatenate([rows.ravel(), first + where])
         who = np.concatenate([np.repeat(all_queries, k), who])
         order = np.lexsort((where, -found, who))
         chosen = order[np.searchsorted(who[order], all_queries)[:, None] + np.arange(k)]  # [N, k]
         scores, rows = found[chosen], where[chosen]
     return scores, rows
+
+
+def _scan_with_faiss(queries: np.ndarray, k: int, blocks: Iterator[Block]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the k best rows of the blocks, by FAISS's `knn_inner_product` on each."""
+    found: list[tuple[np.ndarray, np.ndarray]] = []
+    for first, block, selector in blocks:
+        scores, rows = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
+        inputs, outputs = map(faiss.swig_ptr, (queries, block)), map(faiss.swig_ptr, (scores, rows))
+        faiss.knn_inner_product(*inputs, block.shape[1], len(queries), len(block), k, *outputs, selector)
+        rows[rows >= 0] += first
+        scores[rows < 0] = -np.inf
+        found.append((scores, rows))
+        if len(found) == _MERGED:
+            found = [_merged(found, k)]
+    return _merged(found or [_empty_result(len(queries), k)], k)
+
+
+def _merged(found: Sequence[tuple[np.ndarray, np.ndarray]], k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the k best of several results."""
+    if len(found) == 1:
+        return found[0]
+    scores, rows = map(np.hstack, zip(*found, strict=True))
+    return top_k(scores, rows, k)

@@ -213,9 +213,8 @@ def checksums(vectors: np.ndarray, rows: np.ndarray) -> np.ndarray:
     Returns:
         int64 [n].
     """
-    with np.errstate(over="ignore"):
-        mixed = rows[NUMBER].astype(np.uint64) * _PRIME ^ rows[ITEM].astype(np.uint64)
-        mixed *= _PRIME
+    mixed = rows[NUMBER].astype(np.uint64) * _PRIME ^ rows[ITEM].astype(np.uint64)
+    mixed *= _PRIME
     seeds = (mixed >> np.uint64(32)).tolist()
     stored = np.ascontiguousarray(vectors)
     return np.fromiter(map(zlib.crc32, stored, seeds), np.int64, len(stored))

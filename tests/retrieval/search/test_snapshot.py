@@ -94,6 +94,7 @@ def test_empty_filter_and_snapshot() -> None:
     assert empty.rows_of(np.array([1])).tolist() == [-1]
     gone = snapshot([clustered(4, 8, 1)], removed=range(4))
     assert (gone.nearest(np.ones((1, 8)), 2)[1] == -1).all()
+    assert snapshot([clustered(4, 8, 1)]).nearest(np.ones((0, 8)), 2)[1].shape == (0, 2)
 
 
 def test_rows_of_items() -> None:
