@@ -7,12 +7,15 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
 from retrieval import Gallery
-from tests.e2e.page_driver import enclose, in_a_tab, watched
+from tests.e2e.page_driver import below, enclose, in_a_tab, watched
+from tests.e2e.page_gallery import large
 from tests.serve.serving import SERVE, Server, serving
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -26,9 +29,11 @@ def gallery(tmp_path_factory: pytest.TempPathFactory, galleries: dict[str, Galle
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, gallery: Gallery) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory, gallery: Gallery, shop: Path) -> Iterator[Server]:
+    """A server over it and over a larger one."""
     folder = tmp_path_factory.mktemp("scratch")
-    with serving([*SERVE, str(gallery.folder), "--allow-changes"], folder, forked=True) as running:
+    folders = [str(one.folder) for one in (gallery, large(folder, shop, 126))]
+    with serving([*SERVE, *folders, "--allow-changes"], folder / "server", forked=True) as running:
         yield running
 
 
@@ -52,6 +57,18 @@ def test_all_points_are_in_view(page: Page, gallery: Gallery, size: ViewportSize
     page.get_by_role("button", name="Show all").click()
     enclose(page)
     expect(page.get_by_test_id("selection")).to_contain_text(f"{len(gallery)} images selected")
+
+
+def test_few_points_have_thumbnails_and_of_many_those_that_do_not_touch(page: Page, server: Server) -> None:
+    shown = page.locator("#map .thumbnails img")
+    expect(shown).to_have_count(24)
+    page.goto(f"{below(server, 'large').url}/?tab=map", wait_until="domcontentloaded")
+    expect(shown.first).to_be_visible()
+    boxes = "images => images.map(image => (({x, y, width}) => [x, y, width])(image.getBoundingClientRect()))"
+    *places, width = np.array(shown.evaluate_all(boxes)).T
+    assert 3 < len(width) < 120
+    apart = np.hypot(*(np.subtract.outer(place, place) for place in places))
+    assert (apart + 1000 * np.eye(len(width)) > width).all()
 
 
 def test_legend_counts_and_finds_classes(page: Page, gallery: Gallery, server: Server) -> None:

@@ -1,9 +1,11 @@
-// Points on a plane, drawn with WebGL: zoom, pan, lasso, and thumbnails of the few that are in view.
+// Points on a plane, drawn with WebGL: zoom, pan, lasso, and thumbnails of those in view, or of some among many.
 
 import createScatterplot from './scatterplot.min.js';
 import {part, show} from './dom.js';
 
-const MOST_THUMBNAILS = 120;  // points in view; more thumbnails would cover each other
+const MOST_THUMBNAILS = 120;  // points in view that all have one; of more, some have a smaller one
+const APART = 56;  // pixels between these, so that dots are seen between them
+const TRIED = 5000;  // points that may get one
 const FADED = 0.07;
 const MARGIN = 0.1;  // around all points: those at the edges are whole
 const BACKGROUND = {light: '#ffffff', dark: '#0b1220'};
@@ -128,14 +130,36 @@ export class Scatter {
 
   #drawThumbnails() {
     const inView = this.#plot.get('pointsInView').filter(point => this.#points.lit[point]);
-    show(this.#thumbnails, inView.length <= MOST_THUMBNAILS);
-    if (inView.length > MOST_THUMBNAILS) return;
-    this.#thumbnails.replaceChildren(...inView.map(point => {
-      const image = new Image(), [x, y] = this.place(point);
+    const few = inView.length <= MOST_THUMBNAILS;
+    const placed = (few ? inView : everyNth(inView, TRIED)).map(point => ({point, place: this.place(point)}));
+    this.#thumbnails.classList.toggle('sparse', !few);
+    this.#thumbnails.replaceChildren(...(few ? placed : apart(placed)).map(({point, place: [x, y]}) => {
+      const image = new Image();
       image.src = this.#handlers.thumbnail(point);
       image.alt = '';
       image.style.translate = `${x}px ${y}px`;
       return image;
     }));
+    show(this.#thumbnails, true);
   }
+}
+
+/** Return at most so many of the points, evenly from among them. */
+function everyNth(points, most) {
+  const step = Math.ceil(points.length / most);
+  return points.filter((_, at) => at % step === 0);
+}
+
+/** Return those whose places are far enough from all that come before and are returned. */
+function apart(placed) {
+  const kept = new Map();  // by cells of a grid, each of which has room for one
+  const near = (x, y) => [-1, 0, 1].some(right => [-1, 0, 1].some(down => {
+    const other = kept.get(`${Math.floor(x / APART) + right},${Math.floor(y / APART) + down}`);
+    return other && Math.hypot(other.place[0] - x, other.place[1] - y) < APART;
+  }));
+  for (const one of placed) {
+    const [x, y] = one.place;
+    if (!near(x, y)) kept.set(`${Math.floor(x / APART)},${Math.floor(y / APART)}`, one);
+  }
+  return [...kept.values()];
 }
