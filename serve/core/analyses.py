@@ -7,7 +7,7 @@ Each takes one core for up to a minute or two, so they are background work.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from retrieval.analysis import tsne
 from retrieval.analysis.embeddings import embeddings_of
 from retrieval.errors import InputError
-from retrieval.evaluation.report import Report, kept_reports
+from retrieval.evaluation.report import Report
 from retrieval.reports.folder import evaluate_and_keep
 from retrieval.searchable import SearchableGallery
 from retrieval.stores.gallery import StoreGallery, open_gallery
@@ -23,6 +23,7 @@ from retrieval.upkeep.duplicate_groups import Group
 from retrieval.upkeep.duplicates import find_duplicates
 from retrieval.upkeep.suspects import Suspects, find_suspects
 from retrieval.upkeep.thinning import plan_thinning
+from serve.core.reports import current_report
 from serve.core.service import SearchService
 
 LOWEST = 0.8  # similarity of near-duplicates; below it, groups are large and mean little
@@ -107,18 +108,15 @@ def hide_paths(service: SearchService) -> Iterator[None]:
 def evaluate(service: SearchService) -> Report:
     """Evaluate the gallery on a bounded number of its images, and keep the report in it.
 
-    If its newest report is of its present state, return that, so that visitors cannot fill the disk.
+    If it has a report of its present state, return that, so that visitors cannot fill the disk.
 
     Raises:
         InputError: No image has a label, or the gallery is not writable.
     """
     with hide_paths(service):
         gallery = fixed_gallery(service)
-        with suppress(InputError):  # an unreadable report counts as none
-            if kept := kept_reports(gallery.folder):
-                newest = Report.load(kept[-1])
-                if newest.gallery_state == gallery.state_digest():
-                    return newest
+        if current := current_report(gallery):
+            return Report.load(current.folder)
         limit = max(_MIN_QUERIES, _MAX_COMPARISONS // max(1, len(gallery)))
         return evaluate_and_keep(gallery, limit=limit)
 

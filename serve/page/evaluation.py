@@ -14,6 +14,7 @@ from retrieval.evaluation.report import Report
 from serve.core.analyses import evaluate, hide_paths
 from serve.core.background import Background
 from serve.core.errors import BusyError
+from serve.core.reports import current_report
 from serve.core.service import SearchService
 from serve.page.assets import module, render, script
 from serve.page.figures import Figures
@@ -111,10 +112,10 @@ class EvaluationTab(Tab):
         return self.open(ReportChoice())
 
     def _start(self) -> Markup:
-        state = self._service.gallery.state_digest()
-        if not self._work.status().running and not self._is_evaluated(state):
+        gallery = self._service.gallery
+        if not self._work.status().running and not current_report(gallery):
             try:
-                self._work.start(state, lambda: evaluate(self._service))
+                self._work.start(gallery.state_digest(), lambda: evaluate(self._service))
             except BusyError as error:
                 return render("measure", done=False, failure=error_message(error))
         return self._measure()
@@ -133,7 +134,4 @@ class EvaluationTab(Tab):
                 check_labels(gallery)
         except InputError as error:
             return note(f"{error}.")
-        return render("measure", done=self._is_evaluated(gallery.state_digest()), failure=failure)
-
-    def _is_evaluated(self, state: str) -> bool:
-        return any(report.state == state for report in self._reports.summaries())
+        return render("measure", done=current_report(gallery) is not None, failure=failure)

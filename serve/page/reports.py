@@ -1,4 +1,4 @@
-"""The evaluation reports that a gallery keeps: the list of them, and one or two side by side as HTML."""
+"""The choice among the evaluation reports of a gallery, and one or two of them side by side as HTML."""
 
 from __future__ import annotations
 
@@ -11,32 +11,16 @@ from typing import Any
 from markupsafe import Markup
 
 from retrieval.errors import InputError
-from retrieval.evaluation.comparison import TESTED, Contender, compare_reports
+from retrieval.evaluation.comparison import Contender, compare_reports
 from retrieval.evaluation.report import Report, kept_reports
 from retrieval.reports.comparison import render_comparison
 from retrieval.reports.report import render_report
-from retrieval.reports.text_tables import percent
 from retrieval.text import pluralize
+from serve.core.reports import modified, report_summaries
 from serve.core.service import SearchService
 from serve.page.messages import note
 
-_SUMMARIES = 256  # cached
 _RENDERED = 4  # cached: some hundred kilobytes each
-
-
-@dataclass(frozen=True)
-class ReportSummary:
-    """A report in one line.
-
-    Attributes:
-        name: Name of its folder.
-        title: Its time (UTC), Recall@1 and data.
-        state: State of the gallery, if its own images were evaluated; None for other images.
-    """
-
-    name: str
-    title: str
-    state: str | None
 
 
 @dataclass(frozen=True)
@@ -77,13 +61,9 @@ class Reports:
         self._service = service
         self._render = lru_cache(_RENDERED)(self._render_uncached)  # takes seconds
 
-    def summaries(self) -> list[ReportSummary]:
-        """Return all reports, newest first."""
-        return [_summary(folder, _mtime(folder)) for folder in reversed(kept_reports(self._service.folder))]
-
     def current(self, choice: ReportChoice) -> ReportChoice:
         """Return the choice among the current reports; the newest if the chosen one is gone."""
-        titles = {report.name: report.title for report in self.summaries()}
+        titles = {one.folder.name: one.title for one in report_summaries(self._service.folder)}
         report = choice.report if choice.report in titles else next(iter(titles), "")
         against = choice.against if choice.against in titles and choice.against != report else ""
         return ReportChoice(report, against, tuple(titles.items()))
@@ -103,7 +83,7 @@ class Reports:
         except KeyError:
             raise InputError("this report no longer exists: open the tab again") from None
         return self._render(
-            tuple((folder, _mtime(folder)) for folder in chosen), self._service.gallery.state_digest()
+            tuple((folder, modified(folder)) for folder in chosen), self._service.gallery.state_digest()
         )
 
     def _render_uncached(self, folders: tuple[tuple[Path, int], ...], _state: str) -> Markup:
@@ -146,18 +126,3 @@ def _image_note(items: Sequence[int | None]) -> Markup:
         return note("The images shown are not in this gallery, so they cannot be searched with.")
     rest = f" {pluralize(missing, 'image')} shown {'is' if missing == 1 else 'are'} not in this gallery."
     return note(f"A click on an image searches with it.{rest if missing else ''}")
-
-
-def _mtime(folder: Path) -> int:
-    return (folder / "report.json").stat().st_mtime_ns
-
-
-@lru_cache(_SUMMARIES)
-def _summary(folder: Path, _mtime: int) -> ReportSummary:
-    try:
-        report = Report.load(folder)
-    except InputError:
-        return ReportSummary(folder.name, f"{folder.name}: not readable", None)
-    recall = percent(report.headline.values.get(TESTED)) if report.results else "-"
-    when = report.created[:16].replace("T", " ")
-    return ReportSummary(folder.name, f"{when} · Recall@1 {recall}% · {report.data}", report.gallery_state)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 
 from retrieval import Gallery
 from retrieval.evaluation.report import Report, kept_reports
+from retrieval.files import now
+from retrieval.reports.folder import keep_report
 from retrieval.storage.records import Change
 from retrieval.upkeep.duplicates import find_duplicates
 from retrieval.upkeep.suspects import find_suspects
@@ -53,6 +56,10 @@ def test_evaluation_is_returned_and_kept(client: Client, folder: Path) -> None:
     assert client.evaluation().created == found["created"] == report.created
     assert done(client, "evaluation")["created"] == found["created"]
     assert kept_reports(folder) == [kept], "visitors cannot fill the disk with reports"
+    other = keep_report(replace(report, data="other images", gallery_state=None, created=now()), folder)
+    assert done(client, "evaluation")["created"] == found["created"], "a newer report of other images"
+    assert kept_reports(folder) == [kept, other]
+    shutil.rmtree(other)
 
 
 def test_duplicates_are_those_of_the_gallery(client: Client, folder: Path) -> None:

@@ -23,6 +23,7 @@ from retrieval.analysis.triplets import triplets
 from retrieval.evaluation.report import Report, kept_reports
 from retrieval.reports.folder import evaluate_and_keep, save_report
 from serve.core.background import Background
+from serve.core.reports import report_summaries
 from serve.core.service import SearchService
 from serve.page.evaluation import EvaluationTab
 from serve.page.figures import Figures
@@ -172,11 +173,11 @@ def test_reports_are_chosen_and_compared(service: SearchService) -> None:
         service.gallery.remove([service.gallery.embeddings().ids[-1].item()])
     old, new = kept_reports(service.folder)
     reports = Reports(service)
-    listed = reports.summaries()
-    assert [report.name for report in listed] == [new.name, old.name], "newest first"
+    listed = report_summaries(service.folder)
+    assert [report.folder for report in listed] == [new, old], "newest first"
     recall = Report.load(new).headline.values["recall_at_1"]
     assert f"Recall@1 {100 * recall:.1f}%" in listed[0].title
-    titles = tuple((report.name, report.title) for report in listed)
+    titles = tuple((report.folder.name, report.title) for report in listed)
     assert reports.current(ReportChoice()) == ReportChoice(new.name, "", titles)
     assert reports.current(ReportChoice(old.name, new.name)) == ReportChoice(old.name, new.name, titles)
     assert reports.current(ReportChoice("gone", new.name)) == ReportChoice(new.name, "", titles)
