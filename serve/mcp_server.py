@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import click
+from pydantic import Field
 
 from retrieval.commands.device_options import runtime_options
-from retrieval.errors import InputError, LookalikeError, did_you_mean
+from retrieval.errors import ImageError, InputError, LookalikeError, did_you_mean
 from retrieval.images import remote
 from retrieval.images.load import read_bytes
 from retrieval.inference.runtime import Runtime
@@ -30,6 +32,18 @@ from serve.core.thumbnails import MISSING
 _MOST_HITS, _MOST_VALUES = 100, 50
 _INSTRUCTIONS = """Search galleries of images by what they show. Start with `galleries`. A score is a cosine
 similarity, 1 for the same image; compare scores within one search only. `show_image` shows what was found."""
+
+# Parameters of the tools, described for the assistant.
+Name = Annotated[str | None, Field(description="Name of a gallery; by default the first one.")]
+Count = Annotated[int, Field(description=f"Number of images to find, 1 to {_MOST_HITS}.")]
+Condition = Annotated[
+    str | None,
+    Field(
+        description="Only images that fulfil a condition on label and columns, in a subset of SQL.",
+        examples=["label = 'red' and price < 30"],
+    ),
+]
+ItemId = Annotated[int, Field(description="The id of an image, as searches return it.")]
 
 
 @dataclass(frozen=True)
@@ -88,7 +102,9 @@ def build_server(services: Sequence[SearchService]) -> Any:
     from mcp.server.mcpserver.exceptions import ToolError
     from mcp.types import ToolAnnotations
 
-    server = MCPServer("Lookalike", instructions=_INSTRUCTIONS, log_level="WARNING")
+    server = MCPServer(
+        "Lookalike", instructions=_INSTRUCTIONS, version=version("lookalike"), log_level="WARNING"
+    )
     by_name = {service.name: service for service in services}
 
     def tool(function: Callable[..., Any]) -> None:
@@ -112,36 +128,46 @@ def build_server(services: Sequence[SearchService]) -> Any:
         ]
 
     def search_by_image(
-        path: str, gallery: str | None = None, k: int = 10, where: str | None = None
+        path: Annotated[str, Field(description="Path of an image file.")],
+        gallery: Name = None,
+        k: Count = 10,
+        where: Condition = None,
     ) -> list[FoundImage]:
-        """Find the images most similar to an image file of this machine. `where` filters, such as
-        "label = 'red' and price < 30"."""
+        """Find the images most similar to an image file of this machine."""
         file = Path(path).expanduser()
         if remote.url_of(file):
             raise InputError(f"{path}: not a file of this machine; download it first")
-        return _search(_named(by_name, gallery), read_bytes(file), k, where)
+        try:
+            return _search(_named(by_name, gallery), read_bytes(file), k, where)
+        except ImageError as error:
+            raise ImageError(path, error.reason, error.detail) from error
 
     def search_by_text(
-        text: str, gallery: str | None = None, k: int = 10, where: str | None = None
+        text: Annotated[str, Field(description="What the images show, in a few words.")],
+        gallery: Name = None,
+        k: Count = 10,
+        where: Condition = None,
     ) -> list[FoundImage]:
         """Find the images that a text describes, in a gallery that can be searched by text."""
         return _search(_named(by_name, gallery), TextQuery(text), k, where)
 
     def search_by_id(
-        id: int, gallery: str | None = None, k: int = 10, where: str | None = None
+        id: ItemId, gallery: Name = None, k: Count = 10, where: Condition = None
     ) -> list[FoundImage]:
         """Find the images most similar to an image of the gallery, given by its id, without itself."""
         return _search(_named(by_name, gallery), id, k, where)
 
     def count_values(
-        columns: list[str] | None = None, gallery: str | None = None, where: str | None = None
+        columns: Annotated[list[str] | None, Field(description="Names of columns.")] = None,
+        gallery: Name = None,
+        where: Condition = None,
     ) -> list[ColumnValues]:
         """Count the images of each label and of the values of other columns; by default the label alone."""
         names = columns or ["label"]
         found, _ = _named(by_name, gallery).read(lambda one: one.facets(names, where, _MOST_VALUES))
         return [ColumnValues(one.column, one.values, one.distinct) for one in found.facets]
 
-    def show_image(id: int, gallery: str | None = None) -> Any:
+    def show_image(id: ItemId, gallery: Name = None) -> Any:
         """Look at an image of the gallery, of at most 512 pixels a side."""
         found = _named(by_name, gallery).thumbnail(id)
         if found is MISSING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,9 @@ def test_an_assistant_searches_counts_and_looks(shop_gallery: Path, shop: Path) 
 
             tools = (await client.list_tools()).tools
             assert all(tool.annotations.read_only_hint for tool in tools)
+            parameters = [one for tool in tools for one in tool.input_schema["properties"].values()]
+            assert all(one["description"] for one in parameters)
+            assert client.server_info.version == version("lookalike")
             assert [tool.name for tool in tools] == [
                 "galleries",
                 "search_by_image",
@@ -66,6 +70,7 @@ def test_an_assistant_searches_counts_and_looks(shop_gallery: Path, shop: Path) 
                 "search_by_image", path="https://x.example/a.png"
             )
             assert "nowhere.png" in await call("search_by_image", path="nowhere.png")
+            assert f"{__file__}: it is not a" in await call("search_by_image", path=__file__)
             assert "1 to 100" in await call("search_by_id", id=7, k=1000)
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
