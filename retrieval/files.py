@@ -33,7 +33,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
         # A full disk has an errno and no name; other libraries raise an OSError with neither.
         if isinstance(error, OSError) and error.errno and str(error.filename or draft) == str(draft):
-            error.filename, error.filename2 = str(path), None
+            error.filename = str(path)
+            del error.filename2  # None would be printed as a second name
         raise
     fsync_folder(path.parent)
 
