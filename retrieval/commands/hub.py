@@ -12,7 +12,7 @@ from retrieval import hub as repositories
 from retrieval.cli import json_option, print_result
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError
-from retrieval.files import atomic_write
+from retrieval.files import atomic_write, check_folder
 from retrieval.reports.model_card import CARD, write_pretrained
 
 report_option = click.option(
@@ -101,8 +101,12 @@ def pull(repository: str, out: Path, revision: str | None, as_json: bool) -> Non
       lookalike hub pull me/shop --out model.onnx
     """
     _check_name(repository)
+    if out.is_dir():
+        raise InputError(f"{out}: a folder, not a file; name the model file, such as {out / 'model.onnx'}")
+    check_folder(out.parent)
     file = repositories.download_model(repository, revision)
     embedder = Embedder(file)
+    out.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(out) as draft:
         shutil.copyfile(file, draft)
     facts = {"repository": repository, "model": str(out), "fingerprint": embedder.fingerprint}

@@ -76,6 +76,8 @@ found["private"] = command("pull", "me/private", "--out", out)
 found["revision"] = command("pull", "me/shop", "--revision", "old", "--out", out)
 found["other"] = command("pull", "you/other", "--out", out)
 found["bad"] = command("pull", "shop", "--out", out)
+found["folder"] = command("pull", "me/shop", "--out", str(Path(out).parent))
+found["made"] = command("pull", "me/shop", "--out", str(Path(out).parent / "new" / "back.onnx"))
 import os
 os.environ["HF_TOKEN"] = "wrong"
 found["denied"] = command("push", file, "me/shop")
@@ -88,6 +90,7 @@ def test_a_published_model_comes_back_unchanged(server: HubServer, tmp_path: Pat
     found = run(server, tmp_path, MODELS, str(model_file), str(tmp_path / "back.onnx"))
     published = server.files["models", "me/shop"]
     assert published["model.onnx"] == model_file.read_bytes() == (tmp_path / "back.onnx").read_bytes()
+    assert (tmp_path / "new" / "back.onnx").read_bytes() == model_file.read_bytes()
     assert found["fingerprint"] == Embedder(model_file).fingerprint
     assert set(published) == {"README.md", "config.json", "model.onnx"}
     for name, code, text in [
@@ -96,6 +99,7 @@ def test_a_published_model_comes_back_unchanged(server: HubServer, tmp_path: Pat
         ("revision", 2, "no such revision"),
         ("other", 2, "not a model of Lookalike"),
         ("bad", 2, "write USER/NAME"),
+        ("folder", 2, "a folder, not a file"),
         ("denied", 2, "not permitted"),
     ]:
         assert found[name][0] == code
