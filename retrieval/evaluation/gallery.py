@@ -92,7 +92,9 @@ def gallery_protocol(gallery: SearchableGallery) -> str:
 
 def _check_sizes(gallery: SearchableGallery, sizes: Sequence[int]) -> None:
     """Check the sizes of the classes, largest first; the two largest are enough."""
-    if not sizes:
+    if not len(gallery):
+        why = "it has no images to search for; `lookalike index add` adds some"
+    elif not sizes:
         why = "none of its images has a label, so there are no right results; "
         why += "`lookalike index add` takes labels from folders or from a table"
     elif len(sizes) < 2:

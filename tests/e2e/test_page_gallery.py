@@ -355,6 +355,14 @@ def test_an_empty_gallery_says_so(
     on_its_tab(page, "Near-duplicates")
     page.get_by_role("button", name="Find near-duplicates").click()
     expect(page.get_by_test_id("duplicates-status")).to_have_text("No two images are that similar.")
+    page.get_by_role("tab", name="Search").click()
+    expect(page.get_by_role("button", name="Choose a picture")).to_be_attached()
+    expect(page.get_by_text("Or start with one of these")).to_be_hidden()
+    page.get_by_role("tab", name="Map").click()
+    expect(page.get_by_test_id("map-status")).to_have_text("There are no images yet.")
+    expect(page.get_by_role("button", name="Draw the map")).to_be_hidden()
+    page.get_by_role("tab", name="Evaluation").click()
+    expect(page.locator("#measure")).to_contain_text("it has no images")
 
 
 def test_every_view_fits_a_phone(browser: Browser, changed: Server) -> None:

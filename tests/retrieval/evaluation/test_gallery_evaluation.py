@@ -98,7 +98,7 @@ def test_beyond_the_limit_a_sample_searches_the_whole_gallery(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("labels", "why"),
     [
-        ([], "none of its images has a label"),
+        ([], "it has no images"),
         ([None, None, ""], "none of its images has a label"),
         (["a", "a", None], "of one class"),
         (["a", "b", None], "no two of its images share a label"),

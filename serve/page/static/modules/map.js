@@ -70,7 +70,7 @@ class GalleryMap {
     part(this.#root, 'start').textContent = of < images ? `Draw a map of ${plural(of, 'image')}` : 'Draw the map';
     part(this.#root, 'most').max = Math.min(images, MOST);
     part(this.#root, 'most').value = of;
-    show(part(this.#root, 'offer'), true);
+    show(part(this.#root, 'offer'), images > 0);
   }
 
   async #compute() {
