@@ -72,7 +72,7 @@ def confused(folder: Path, name: str) -> Gallery:
     for seed, path in enumerate(paths):
         draw(seed, hue=seed % 3).save(path)
     gallery = create(folder, name)
-    gallery.add(paths, metadata=[{"label": f"class {seed % 5}"} for seed in range(30)])
+    gallery.add(paths, metadata=[{"label": f"{seed % 5}.a_long_name_without_a_space"} for seed in range(30)])
     return gallery
 
 

@@ -69,6 +69,9 @@ def test_evaluation_by_keyboard_is_shared_by_all_visitors(
         expect(row.get_by_role("cell").first).to_contain_text(recall)
         expect(page.get_by_label("Report")).to_contain_text(f"Recall@1 {recall}%")
         expect_within_the_width(page)
+        table = page.get_by_test_id("classes").locator(".table")
+        expect(table.get_by_role("rowheader").first).to_be_visible()
+        assert table.evaluate("e => e.scrollWidth <= e.clientWidth"), "no column is out of sight"
         other.get_by_role("button", name="Evaluate this gallery").click()
         expect(other.locator("#measure")).to_contain_text("in its current state")
         assert kept_reports(gallery.folder) == [folder], "it is not done again"

@@ -2,7 +2,7 @@
 
 import {address} from './address.js';
 import {Api} from './api.js';
-import {clone, part, show} from './dom.js';
+import {breakable, clone, part, show} from './dom.js';
 
 const PAGE = 20;  // classes
 const PAUSE = 200;  // milliseconds after the last key
@@ -77,7 +77,7 @@ class Classes {
     this.#opened = name;
     show(part(this.#root, 'opened'), Boolean(name));
     if (!name) return;
-    part(this.#root, 'title').textContent = name;
+    part(this.#root, 'title').replaceChildren(...breakable(name));
     part(this.#root, 'numbers').textContent = '';
     part(this.#root, 'queries').replaceChildren();
     try {
@@ -109,8 +109,9 @@ function row({name, queries, recall_at_1, interval, mistaken_for}) {
   const entry = clone('class');
   for (const [field, value] of [['name', name], ['taken', mistaken_for]]) {
     const button = part(entry, field);
-    if (value === null) button.remove();
-    else Object.assign(button, {textContent: value}).dataset.class = value;
+    if (value === null) { button.remove(); continue; }
+    button.replaceChildren(...breakable(value));
+    button.dataset.class = value;
   }
   part(entry, 'queries').textContent = queries.toLocaleString('en');
   part(entry, 'bar').value = recall_at_1;

@@ -3,7 +3,7 @@
 import {address, ownViews} from './address.js';
 import {Api} from './api.js';
 import {announce} from './changes.js';
-import {part, show} from './dom.js';
+import {breakable, part, show} from './dom.js';
 import {Heatmap} from './heatmap.js';
 import {fileName} from './results.js';
 
@@ -52,7 +52,7 @@ class Dialog {
   #draw(item) {
     const box = this.#box, {like} = address.state;
     this.#item = item;
-    part(box, 'title').textContent = item.label ?? fileName(item.key);
+    part(box, 'title').replaceChildren(...breakable(item.label ?? fileName(item.key)));
     const card = this.#card();
     const rank = card?.dataset.rank ? `${card.dataset.rank}. result · similarity ${card.dataset.score}` : '';
     part(box, 'rank').textContent = rank;
@@ -179,7 +179,7 @@ function fact(name, value) {
   const row = document.createElement('div');
   const term = document.createElement('dt'), text = document.createElement('dd');
   term.textContent = name;
-  text.textContent = value ?? '';
+  text.replaceChildren(...breakable(String(value ?? '')));
   row.append(term, text);
   return row;
 }

@@ -17,5 +17,8 @@ export function proportion(card, {width, height}) {
   card.style.setProperty('--ratio', width && height ? Math.min(Math.max(width / height, 0.6), 2.2).toFixed(3) : 1);
 }
 
+/** Return the parts of a name between which a line may break: after its separators. */
+export const breakable = name => name.split(/(?<=[_/.-])(?=[^\s_/.-]{3})/).flatMap((piece, at) => at ? [document.createElement('wbr'), piece] : [piece]);
+
 /** Return a count with its noun, such as "1,335 images". */
 export const plural = (count, noun) => `${count.toLocaleString('en')} ${noun}${count === 1 ? '' : 's'}`;

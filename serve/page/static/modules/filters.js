@@ -2,7 +2,7 @@
 
 import {address} from './address.js';
 import {condition, filterWords, parseFilter, rangeFilter, valueFilter} from './conditions.js';
-import {clone, part, show} from './dom.js';
+import {breakable, clone, part, show} from './dom.js';
 
 const LISTED = 1000;  // values of a column, which a search field narrows down
 const SHOWN = 60;
@@ -113,7 +113,7 @@ export class Filters {
     const row = clone('value'), box = part(row, 'box'), filter = valueFilter(column, value);
     box.dataset.filter = filter;
     box.checked = address.state.picked.includes(filter);
-    part(row, 'text').textContent = value;
+    part(row, 'text').replaceChildren(...breakable(String(value ?? '')));
     part(row, 'count').textContent = count.toLocaleString('en');
     box.addEventListener('change', () => {
       const others = address.state.picked.filter(one => one !== filter);
