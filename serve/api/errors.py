@@ -166,7 +166,8 @@ def _invalid_request(faults: Sequence[Any], model: Any = None, prefix: int = 0) 
 
     def message(fault: Any) -> str:
         is_unknown = fault["type"] == "extra_forbidden"
-        return _unknown_field(model, fault["loc"][prefix:]) if is_unknown else str(fault["msg"])
+        said = str(fault["msg"]).removeprefix("Value error, ")  # before words of ours
+        return _unknown_field(model, fault["loc"][prefix:]) if is_unknown else said
 
     errors = [{"pointer": _pointer(fault["loc"]), "detail": message(fault)} for fault in faults[:_MAX_FAULTS]]
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
