@@ -64,6 +64,7 @@ Number = Annotated[int, Field(strict=True, ge=1, lt=2**63)]
 Key = Annotated[str, StringConstraints(min_length=1, max_length=_MAX_KEY)]
 ItemName = Annotated[Number | Key, Field(description="The id of an image of the gallery, or its key.")]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT, pattern=r"\S")]
+Texts = Annotated[list[Text], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
@@ -209,19 +210,27 @@ class View(BaseModel):
         return _with_region(image, self.region)
 
 
+def _or_one(schema: dict[str, Any]) -> None:
+    """Add a single text to the schema of a list of texts."""
+    listed = {key: schema.pop(key) for key in ("type", "items", "maxItems")}
+    schema["anyOf"] = [listed, listed["items"]]
+
+
 class TextFields(BaseModel):
     """Texts of a query, for a gallery whose model has a text encoder."""
 
-    text: list[Text] = Field(
+    text: Texts = Field(
         default_factory=list,
         max_length=MAX_TEXTS,
+        json_schema_extra=_or_one,
         description="Texts that the hits should show, together with the image if there is one: the query is "
         "twice the mean of all vectors wanted, minus the mean of those of `without`.",
         examples=[["red kettle"]],
     )
-    without: list[Text] = Field(
+    without: Texts = Field(
         default_factory=list,
         max_length=MAX_TEXTS,
+        json_schema_extra=_or_one,
         description="Texts to move away from.",
         examples=[["handle"]],
     )

@@ -112,6 +112,8 @@ def test_api_and_client(url: str, gallery: Path, swatches: Path, pair_file: Path
         hits = client.search(id="red.png", text="yellow", without="red", k=2)
         assert hits[0].key == "yellow.png"
         assert all(hit.key != "red.png" and hit.probability is None for hit in hits)
+        alone = http.post("/v1/search", json={"text": "green", "without": "red", "k": 1})
+        assert alone.json()["hits"][0]["key"] == "green.png"
         form = {"files": {"image": image}, "data": {"text": ["blue"], "k": "1"}}
         assert http.post("/v1/search", **form).json()["hits"][0]["key"] == "magenta.png"
         batch = {"queries": [{"text": ["red"]}, {"text": ["green"]}], "k": 1}
@@ -130,12 +132,13 @@ def test_api_and_client(url: str, gallery: Path, swatches: Path, pair_file: Path
     [
         {"without": ["red"]},
         {"text": [" "]},
+        {"text": ""},
         {"text": ["a" * 1001]},
         {"text": ["red"] * 17},
         {"text": ["red"], "region": [0, 0, 1, 1]},
         {"text": ["red"], "min_probability": 0.5},
     ],
-    ids=["only-without", "blank", "long", "many", "region", "probability"],
+    ids=["only-without", "blank", "empty", "long", "many", "region", "probability"],
 )
 def test_unusable_texts_are_problems(url: str, query: dict[str, object]) -> None:
     answer = httpx.post(f"{url}/v1/search", json=query)
