@@ -32,8 +32,8 @@ from serve.http.protocol import Protocol
 from serve.http.rate_limit import SharedLimits
 from serve.http.stack import protect
 
-# Seconds in which a worker answers its supervisor. A new one imports its modules and opens the galleries first;
-# uvicorn's five seconds would end it again and again on a busy machine.
+# Seconds in which a worker answers its supervisor. A new one imports its modules and opens the galleries
+# first: uvicorn's five seconds would end it again and again on a busy machine.
 _ANSWER = 60
 
 

@@ -286,10 +286,12 @@ def find_column(name: str, columns: Mapping[str, Column], position: int | None =
     """
     found = {known.lower(): column for known, column in columns.items()}.get(name.lower())
     if found is None:
-        place = "" if position is None else f" at character {position + 1}"
+        what = f"no column {name!r}"
+        if position is not None:
+            what = f"where: {what} at character {position + 1}"
         listed = [*list(columns)[:_LISTED], *(["..."] if len(columns) > _LISTED else [])]
         hint = did_you_mean(name, columns, f"columns: {', '.join(listed)}")
-        raise InputError(f"no column {name!r}{place}; {hint}")
+        raise InputError(f"{what}; {hint}")
     return found
 
 

@@ -15,7 +15,7 @@ from tests.serve.serving import SERVE, Server, serving
 
 @pytest.fixture(scope="package", autouse=True)
 def no_authorities(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Let clients of HTTPS trust nobody: each would read all certificates of the system, which takes 20 ms."""
+    """Let clients of HTTPS trust nobody: each would read the certificates of the system for 20 ms."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("SSL_CERT_FILE", raising=False)
         patch.setenv("SSL_CERT_DIR", str(tmp_path_factory.mktemp("authorities")))

@@ -7,7 +7,6 @@ import {breakable, clone, part, show} from './dom.js';
 const LISTED = 1000;  // values of a column, which a search field narrows down
 const SHOWN = 60;
 const NAMES = ['where', 'min_score', 'min_probability', 'group_by'];
-const OF_CONDITION = /^Where:| at character \d/;  // messages about a condition say where in it
 const FIELDS = {min_score: 'similarity at least', min_probability: 'probability at least', group_by: 'one result for each'};
 
 export class Filters {
@@ -59,7 +58,7 @@ export class Filters {
    * @returns {boolean} Whether it is an error of the filters.
    */
   fault(error) {
-    const mine = Boolean(error && this.condition() && (OF_CONDITION.test(error.message) || error.faults?.some(one => one.pointer === '#/where')));
+    const mine = Boolean(error && this.condition() && (error.message.startsWith('Where:') || error.faults?.some(one => one.pointer === '#/where')));
     part(this.#root, 'fault').textContent = mine ? error.message : '';
     part(this.#root, 'where').ariaInvalid = String(mine);
     if (mine) part(this.#root, 'advanced').open = true;
