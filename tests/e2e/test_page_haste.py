@@ -78,3 +78,14 @@ def test_closed_dialog_stays_closed(far: Page, server: Server) -> None:
     card.click()
     far.get_by_role("button", name="Where they look alike").click()
     expect(far.get_by_role("button", name="Where they look alike", pressed=True)).to_be_visible()
+
+
+def test_tab_of_the_address_is_opened_once_it_is_drawn(page: Page, server: Server) -> None:
+    """As if Gradio drew the tabs half a second after the header."""
+    page.add_init_script(
+        "const find = document.getElementById, early = () => performance.now() < 500;"
+        "document.getElementById = function (id) {"
+        " return id.endsWith('-tab-button') && early() ? null : find.call(this, id); };"
+    )
+    page.goto(f"{server.url}/?tab=gallery", wait_until="domcontentloaded")
+    expect(page.get_by_role("tab", name="Gallery")).to_have_attribute("aria-selected", "true")

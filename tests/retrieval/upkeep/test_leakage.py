@@ -57,7 +57,7 @@ def test_command(both: tuple[Gallery, Gallery, np.ndarray], tmp_path: Path) -> N
     lines = lookalike_here(*words, "--sheet", str(sheet)).stdout.splitlines()
     assert f"{count} of 100" in lines[0]
     assert "identical files: 1;" in lines[0]
-    assert sheet.read_text().count("<section>") == count
+    assert sheet.read_text().count("<section ") == count
 
 
 def test_galleries_of_other_models_are_refused(

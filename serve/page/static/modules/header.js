@@ -4,6 +4,7 @@ import {address} from './address.js';
 import {part} from './dom.js';
 
 const THEME = 'lookalike-theme';
+const CHECKS = 50, PAUSE = 100;  // of the open tab on a new page: their number, and milliseconds between them
 
 /**
  * Start the header.
@@ -36,6 +37,11 @@ function followTabs(tabs) {
     const id = tabs.find(id => button(id) === tab);
     if (id && name(id) !== address.state.tab) address.update({tab: name(id), open: null});
   });
+  // Gradio may draw the tabs later than this, and the first one open.
+  const settle = checks => {
+    open();
+    if (checks > 1) setTimeout(settle, PAUSE, checks - 1);
+  };
   address.onChange(open);
-  open();
+  settle(CHECKS);
 }
