@@ -17,7 +17,7 @@ from retrieval.cli import main
 # The tests' own process cannot be forked: autograd has threads there once a backward pass has run.
 START_METHOD = "forkserver"
 _CONTEXT = multiprocessing.get_context(START_METHOD)
-_CONTEXT.set_forkserver_preload(["train.experiments.sweep", "tests.train.forking"])
+_CONTEXT.set_forkserver_preload(["train.experiments.sweep", "tests.train.forking", "torch._dynamo"])
 
 
 def start_lookalike(folder: Path, *words: str, variables: Mapping[str, str] | None = None) -> BaseProcess:
