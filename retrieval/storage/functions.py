@@ -16,7 +16,7 @@ ESCAPE = "\\"  # in the patterns of `fold_pattern`
 _STARTS = "\ud800"  # marks where a character starts; a lone surrogate, which stored text cannot have
 _DATE = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
-    r"(?:[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,9})?)?(?:Z|[+-][0-9]{2}:[0-9]{2})?)?"
+    r"(?:[T ](?:[01][0-9]|2[0-3]):[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,9})?)?(?:Z|[+-][0-9]{2}:[0-9]{2})?)?"
 )
 
 

@@ -9,6 +9,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import faiss
 import onnxruntime
 import pytest
 
@@ -27,15 +28,15 @@ def test_this_environment(tmp_path: Path) -> None:
     assert 1 <= facts["cores"] <= len(os.sched_getaffinity(0))
     assert list(facts["providers"]) == onnxruntime.get_available_providers()
     assert facts["libraries"]["torch"]["version"] == version("torch")
-    faiss, runtime = facts["libraries"]["faiss"], facts["libraries"]["onnxruntime"]
-    assert (faiss["version"], runtime["version"]) == (version(faiss["distribution"]), onnxruntime.__version__)
+    index, runtime = facts["libraries"]["faiss"], facts["libraries"]["onnxruntime"]
+    assert (index["version"], runtime["version"]) == (version(index["distribution"]), onnxruntime.__version__)
     assert len(facts["gpus"]) == len(gpus())
     if not gpus():
         assert facts["problems"] == []
         assert all(use.startswith("CPU, ") for use in facts["uses"].values())
         text = lookalike_here("doctor", cwd=tmp_path).stdout
         assert "GPU           none; no NVIDIA driver\n" in text
-        assert f"FAISS         {faiss['version']} ({faiss['distribution']})" in text
+        assert f"FAISS         {index['version']} ({index['distribution']})" in text
         assert text.endswith("\nNothing is wrong.\n")
 
 
@@ -47,15 +48,16 @@ def test_both_pairs_and_a_library_that_cannot_be_loaded(
     info.mkdir()
     (info / "METADATA").write_text("Name: faiss-gpu\nVersion: 1.15.1\n")
     (info / "RECORD").write_text("faiss/__init__.py,,1\n")
+    (tmp_path / "faiss").symlink_to(Path(faiss.__file__).parent)  # new Pythons skip records of missing files
     (tmp_path / "onnxruntime.py").write_text("raise ImportError('libcudart.so.13: cannot open')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     text = lookalike_here("doctor", code=1, cwd=tmp_path).stdout
-    faiss, repair, runtime = text.splitlines()[-4:-1]
+    pair, repair, runtime = text.splitlines()[-4:-1]
     installed = builds()["faiss"]
     assert installed is not None
     both = " and ".join(sorted({"faiss-gpu", installed.distribution}))
-    assert faiss.startswith(f"Wrong: FAISS: {both} overwrite each other's files, and faiss-")
+    assert pair.startswith(f"Wrong: FAISS: {both} overwrite each other's files, and faiss-")
     assert repair.startswith("  repair: ")
     if Path(sys.prefix) == ROOT / ".venv":
         assert repair == f"  repair: make -C {ROOT} --always-make env"
