@@ -60,7 +60,7 @@ lock: env
 
 # The oldest direct dependencies that pyproject.toml allows, in an environment of their own.
 test-lowest: env
-	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VENV)-lowest
+	$(BIN)/uv venv --quiet --clear --seed --python $(BIN)/python $(VENV)-lowest
 	$(BIN)/uv pip install --quiet --python $(VENV)-lowest/bin/python --resolution lowest-direct --editable ".[cpu,train,test]"
 	OMP_NUM_THREADS=1 $(VENV)-lowest/bin/python -m pytest -m "not slow and not browser" $(TEST_ARGS)
 
