@@ -245,6 +245,41 @@ def test_intervals_leave_out_unanswerable_queries_and_are_reproducible() -> None
     assert np.isnan(bootstrap_intervals(np.full((4, 2), np.nan))).all()
 
 
+@pytest.mark.parametrize(("classes", "size"), [(60, 12), (8, 40)])
+def test_intervals_over_classes_cover_the_mean_of_other_classes(classes: int, size: int) -> None:
+    """In about 95% of 400 trials; those over queries would cover it in 60% or less."""
+    random = np.random.default_rng(5)
+    covered = {"classes": 0, "queries": 0}
+    for trial in range(400):
+        sizes = random.integers(size // 2, size * 2, classes)
+        of_class = np.repeat(np.arange(classes), sizes)
+        values = random.normal(0, 1, classes)[of_class] + random.normal(0, 1, len(of_class))
+        for what, ends in (
+            ("classes", bootstrap_intervals(values[:, None], of_class, resamples=500, seed=trial)),
+            ("queries", bootstrap_intervals(values[:, None], resamples=500, seed=trial)),
+        ):
+            covered[what] += int(ends[0, 0] <= 0 <= ends[0, 1])
+    assert 0.91 <= covered["classes"] / 400 <= 0.99
+    assert covered["queries"] / 400 < 0.75
+
+
+def test_intervals_over_classes_equal_a_loop_over_resampled_queries() -> None:
+    random = np.random.default_rng(0)
+    labels = np.repeat(list("abcdefghijklmnopqrst"), random.integers(1, 9, 20))
+    values = random.random((len(labels), 2)) + (labels < "f")[:, None]
+    values[3] = np.nan
+    rows_of = [np.flatnonzero(labels == name) for name in np.unique(labels)]
+    means = []
+    for _ in range(4000):
+        rows = np.concatenate([rows_of[number] for number in random.integers(0, 20, 20)])
+        means.append(np.nanmean(values[rows], 0))
+    reach = stats.t.ppf(0.975, 19) * np.sqrt(20 / 19)  # Hesterberg's expansion
+    expected = np.quantile(means, [stats.norm.cdf(-reach), stats.norm.cdf(reach)], axis=0).T
+    found = bootstrap_intervals(values, labels, resamples=4000)
+    np.testing.assert_allclose(found, expected, atol=0.02)
+    assert np.isnan(bootstrap_intervals(values[:3], np.zeros(3))).all()
+
+
 def test_intervals_do_not_depend_on_the_block_size(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.random.default_rng(0).random((50, 2))
     whole = bootstrap_intervals(values)
