@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from retrieval.errors import InputError
+from retrieval.errors import InputError, StoreError
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import StoredItem, Value
 from retrieval.storage.schema import ColumnType
@@ -182,3 +182,22 @@ def no_collection(address: str) -> InputError:
     """Return the error for a collection that is not there."""
     hint = "create it with `lookalike index build --store`"
     return InputError(f"{address}: there is no such collection; {hint}")
+
+
+def connection_ended(address: str, reason: str) -> StoreError:
+    """Return the error for a database that runs, but ends the connection in the middle of each attempt."""
+    what = f"the database ended the connection in the middle of an operation ({reason})"
+    return StoreError(
+        f"{address}: {what}; its log tells whether it crashed, was stopped or ran out of memory"
+    )
+
+
+def connection_lost(address: str, reason: str) -> StoreError:
+    """Return the error for a database that answered before and does not any more."""
+    what = f"the database ended the connection and answers no more ({reason})"
+    return StoreError(f"{address}: {what}; its log tells why it ended, start it again")
+
+
+def refused(address: str, reason: str) -> StoreError:
+    """Return the error for an operation that the database refuses, without the operation's text."""
+    return StoreError(f"{address}: the database refused an operation ({reason}); see its log")

@@ -30,7 +30,14 @@ from retrieval.storage.records import StoredItem, Value
 from retrieval.storage.schema import FACTS, ColumnType
 from retrieval.stores.address import Address
 from retrieval.stores.conditions import Filter
-from retrieval.stores.engine import Amendment, Engine, Neighbours, no_collection
+from retrieval.stores.engine import (
+    Amendment,
+    Engine,
+    Neighbours,
+    connection_lost,
+    no_collection,
+    refused,
+)
 from retrieval.stores.milvus_filters import METADATA, any_of, expression, joined, key_of, stored_values
 from retrieval.stores.milvus_tuning import EF, QUERIES, K, Sample, best, smallest_ef
 
@@ -476,27 +483,32 @@ class MilvusEngine(Engine):
     def _request(self, call: Callable[..., _T], *arguments: Any, **options: Any) -> _T:
         return self._repeated(partial(call, *arguments, **options), _WAITS)
 
-    def _repeated(self, call: Callable[[], _T], waits: Sequence[float]) -> _T:
+    def _repeated(self, call: partial[_T], waits: Sequence[float]) -> _T:
         """Return the result of a request; without a connection, repeat it after each wait."""
         for wait in (*waits, None):
             try:
                 return call()
             except MilvusException as error:
                 if error.code != _NO_CONNECTION or wait is None:
-                    raise self._error(error) from error
+                    raise self._error(error, call.keywords.get("filter", "")) from error
                 time.sleep(wait)
         raise AssertionError
 
-    def _error(self, error: Exception) -> LookalikeError:
-        text = " ".join(str(getattr(error, "message", "") or error).split())[:300]
-        lower = f"{text} {error.__cause__}".lower()
+    def _error(self, error: MilvusException, expression: str) -> LookalikeError:
+        code, reason = error.code, str(error.message or error)
+        if expression:
+            reason = reason.replace(expression, "...")
+        reason = reason.strip().partition("\n")[0][:300]
+        lower = f"{reason} {error.__cause__}".lower()
         if "unauthenticated" in lower or "auth check failure" in lower:
-            what, hint = "wrong user or password", "see $LOOKALIKE_STORE_PASSWORD"
-        elif "fail connecting" in lower or "unavailable" in lower:
-            what, hint = "no answer", "start Milvus, and check host and port"
-        else:
-            what, hint = text or type(error).__name__, "see the log of Milvus"
-        return StoreError(f"{self.address}: {what}; {hint}")
+            return StoreError(f"{self.address}: wrong user or password; see $LOOKALIKE_STORE_PASSWORD")
+        if code == _NO_COLLECTION:
+            return no_collection(self.address)
+        if code == _NO_CONNECTION or "unavailable" in lower:
+            if hasattr(self, "_client"):
+                return connection_lost(self.address, "no answer to repeated requests")
+            return StoreError(f"{self.address}: no answer; start Milvus, and check host and port")
+        return refused(self.address, reason or type(error).__name__)
 
 
 def _parts(values: Sequence[_T], at_once: int = _ROWS) -> Iterator[list[_T]]:

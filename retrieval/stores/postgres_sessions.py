@@ -19,11 +19,18 @@ from adbc_driver_postgresql import dbapi
 
 from retrieval.errors import InputError, LookalikeError, StoreError
 from retrieval.stores.address import PASSWORD, Address
+from retrieval.stores.engine import connection_ended, connection_lost, refused
 
 _CONNECTIONS = 8  # at a time; PostgreSQL has a process for each, and 100 by default
 _STARTING = 20.0  # seconds to wait for a server that is starting
+_CUT_OFF = 4  # connections that break while they are opened, until the server counts as unreachable
 _RETRIED = {"40001", "40P01"}  # serialization failure, deadlock
 _LOST = re.compile(r"08\w\w\w|57P0[1-3]")  # classes of SQLSTATE
+# What libpq says itself. It has no SQLSTATE then.
+_CLOSED = re.compile(
+    "server closed the connection|no connection to the server|connection not open|lost synchronization"
+    "|could not (send|receive) data|SSL SYSCALL|SSL connection has been closed"
+)
 # Timeouts in milliseconds. A dead network is noticed after half a minute.
 _NETWORK = {"connect_timeout": "10", "keepalives_idle": "10", "keepalives_interval": "5"} | {
     "keepalives_count": "3",
@@ -114,12 +121,15 @@ class Sessions:
         with self._slots:
             try:
                 return self._attempt(action)
-            except _RepeatableError:
+            except _RepeatableError as error:
+                lost = error.lost
                 self.close()
             try:
                 return self._attempt(action)
             except _RepeatableError as error:
                 raise error.cause from None
+            except _UnreachableError as error:
+                raise connection_lost(str(self._address), error.reason) if lost else error from None
 
     def _attempt(self, action: Callable[[Session], _T]) -> _T:
         try:
@@ -129,10 +139,11 @@ class Sessions:
         try:
             result = action(session)
         except adbc_driver_manager.Error as error:
-            repeatable = error.sqlstate in _RETRIED or _is_lost(error) or session.lost()
+            lost = _is_lost(error) or session.lost()
             session.close()
-            cause = self._explained(error)
-            raise (_RepeatableError(cause) if repeatable else cause) from None
+            cause = self._failed(error, lost=lost)
+            repeatable = lost or error.sqlstate in _RETRIED
+            raise (_RepeatableError(cause, lost=lost) if repeatable else cause) from None
         except BaseException:
             session.close()
             raise
@@ -146,15 +157,17 @@ class Sessions:
             InputError: The address, user or password is wrong.
             StoreError: The database cannot be reached.
         """
-        deadline = time.monotonic() + _STARTING
+        deadline, cut_off = time.monotonic() + _STARTING, 0
         while True:
             try:
                 return Session(dbapi.connect(_uri(self._address), autocommit=True))
             except adbc_driver_manager.Error as error:
                 text = str(error)
                 starting = "is starting up" in text or "in recovery mode" in text or "not yet accept" in text
-                if not starting or time.monotonic() > deadline:
-                    raise self._explained(error) from None
+                # A server that ends all its processes after the crash of one.
+                cut_off += _is_lost(error)
+                if time.monotonic() > deadline or not (starting or 0 < cut_off < _CUT_OFF):
+                    raise self._unconnected(error) from None
             time.sleep(0.1)
 
     def close(self) -> None:
@@ -167,59 +180,88 @@ class Sessions:
         try:
             return action()
         except adbc_driver_manager.Error as error:
-            raise self._explained(error) from None
+            raise self._failed(error, lost=_is_lost(error)) from None
 
-    def _explained(self, error: adbc_driver_manager.Error) -> LookalikeError:
-        problem = _problem(str(error))
-        if self._address.password:
-            problem = problem.replace(self._address.password, "***")
-        kind: type[LookalikeError] = StoreError
-        hint = "see the log of the server"
-        for pattern, found, advice in _HINTS:
-            if re.search(pattern, f"{error.sqlstate} {problem}"):
-                kind, hint = found, advice
-                break
-        return kind(f"{self._address}: {problem}; {hint}")
+    def _unconnected(self, error: adbc_driver_manager.Error) -> LookalikeError:
+        """Return our error for a connection that cannot be opened."""
+        if error.sqlstate:  # one of the statements with which ADBC opens it
+            return self._failed(error, lost=False)
+        reason = self._reason(error)
+        for pattern, hint in _WRONG_ADDRESS:
+            if re.search(pattern, reason):
+                return InputError(f"{self._address}: {reason}; {hint}")
+        crowded = re.search("too many clients|connection slots", reason) is not None
+        hint = "raise max_connections, or run fewer servers" if crowded else _UNREACHABLE
+        return _UnreachableError(f"{self._address}: {reason}; {hint}", reason)
+
+    def _failed(self, error: adbc_driver_manager.Error, *, lost: bool) -> LookalikeError:
+        """Return our error for a statement that failed, maybe since its connection was lost."""
+        reason = self._reason(error)
+        if lost:
+            return connection_ended(str(self._address), reason)
+        for pattern, kind, hint in _REFUSED:
+            if re.search(pattern, f"{error.sqlstate} {reason}"):
+                return kind(f"{self._address}: {reason}; {hint}")
+        code = f", SQLSTATE {error.sqlstate}" if error.sqlstate else ""
+        return refused(str(self._address), f"{reason}{code}")
+
+    def _reason(self, error: adbc_driver_manager.Error) -> str:
+        reason = _reason(str(error))
+        return reason.replace(self._address.password, "***") if self._address.password else reason
 
 
 class _RepeatableError(Exception):
     """An error after which the same statements can succeed."""
 
-    def __init__(self, cause: LookalikeError) -> None:
+    def __init__(self, cause: LookalikeError, *, lost: bool) -> None:
         super().__init__(str(cause))
-        self.cause = cause
+        self.cause, self.lost = cause, lost
 
 
+class _UnreachableError(StoreError):
+    """The server does not take a connection."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+# Pattern of a message, what to do.
+_WRONG_ADDRESS = (
+    ("password|authentication|no pg_hba", f"check user and ${PASSWORD}"),
+    ('database "[^"]*" does not exist', "create it with `createdb`"),
+    ("role .* does not exist", "check the user in the address"),
+    ("invalid URI|invalid sslmode|invalid connection option", "check the address"),
+)
+_UNREACHABLE = "check that the server runs, and its address"
 # Pattern of SQLSTATE and message, class of the error, what to do.
-_HINTS: tuple[tuple[str, type[LookalikeError], str], ...] = (
-    ("password|authentication|no pg_hba", InputError, f"check user and ${PASSWORD}"),
-    ('database "[^"]*" does not exist', InputError, "create it with `createdb`"),
-    ("role .* does not exist", InputError, "check the user in the address"),
-    ("invalid URI|invalid sslmode|invalid connection option", InputError, "check the address"),
-    ("^42501", InputError, "grant the user the right, or use another one"),
+# COPY has no SQLSTATE in ADBC.
+_REFUSED: tuple[tuple[str, type[LookalikeError], str], ...] = (
+    ("^42501|permission denied", InputError, "grant the user the right, or use another one"),
+    ("^25006|read-only transaction", StoreError, "use the address of a server that takes writes"),
+    ("^42(703|P01)", StoreError, "another program changed the tables; restore them from a backup"),
     ("extension .vector. is not available", InputError, "install pgvector on the server"),
     ("^57014", StoreError, "add an index for the filter, or set statement_timeout in the address"),
     ("^55P03", StoreError, "an index may be being built; repeat the command later"),
-    ("^53100", StoreError, "free space on the server"),
-    ("too many clients|^53300", StoreError, "raise max_connections, or run fewer servers"),
-    (
-        "refused|translate host|timed? ?out|closed|unreachable|terminating",
-        StoreError,
-        "check that the server runs, and its address",
-    ),
+    ("^53100|No space left", StoreError, "free space on the server"),
     ("^23505", StoreError, "another process wrote the same key meanwhile; repeat the command"),
 )
 
 
 def _is_lost(error: adbc_driver_manager.Error) -> bool:
-    return error.sqlstate is not None and _LOST.fullmatch(error.sqlstate) is not None
+    """Return whether SQLSTATE or, without one, libpq says that the connection is gone."""
+    if error.sqlstate is not None:
+        return _LOST.fullmatch(error.sqlstate) is not None
+    return _CLOSED.search(str(error)) is not None
 
 
-def _problem(text: str) -> str:
+def _reason(text: str) -> str:
     """Return the cause in an error of ADBC: one line without the statement."""
+    # ADBC quotes the statement before the cause or below it, where the server repeats the wrong line of it.
+    text = re.sub(r"execute query '.*?': ", "", text, count=1, flags=re.DOTALL)
     # Two blanks follow the severity, which is in the server's language.
-    found = re.search(r"\w:  (.*)", text) or re.search(r"failed: (.*)", text)
-    line = found[1] if found else text.removeprefix("IO: [libpq] ").partition("\n")[0]
+    found = re.search(r"\w:  (.*)", text) or re.search(r"(?:failed:|PGRES_FATAL_ERROR) (.*)", text)
+    line = found[1] if found else re.sub(r"^(\w+: )?(\[libpq\] )?(Failed to )?", "", text).partition("\n")[0]
     return line.partition(". SQLSTATE")[0].strip().rstrip(".")
 
 

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import httpx
 import numpy as np
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
@@ -16,7 +17,7 @@ from retrieval.errors import InputError, LookalikeError, StoreError
 from retrieval.progress import Progress
 from retrieval.storage.manifest import Manifest
 from retrieval.stores.address import PASSWORD, Address
-from retrieval.stores.engine import no_collection
+from retrieval.stores.engine import connection_ended, connection_lost, no_collection, refused
 from retrieval.stores.qdrant_payload import FACT_INDEXES, Condition, Payload, PayloadIndex, manifest_facts
 from retrieval.stores.qdrant_points import ACORN, Point, PointsEngine
 
@@ -98,19 +99,37 @@ class QdrantEngine(PointsEngine):
 
     def _ask(self, operation: Callable[[], T]) -> T:
         """Run an operation; once more if the connection was lost, since the server may have restarted."""
-        for last in (False, True):
-            try:
-                return operation()
-            except ResponseHandlingException as error:
-                if last:
-                    what = f"cannot be reached ({str(error)[:200]})"
-                    raise StoreError(
-                        f"{self.address}: {what}; start the server or correct the address"
-                    ) from error
-                time.sleep(_POLL)
-            except UnexpectedResponse as error:
-                raise self._refused(error) from error
-        raise AssertionError("unreachable")
+        try:
+            return self._once(operation)
+        except ResponseHandlingException as error:
+            answered = not _refuses_connections(error)
+        time.sleep(_POLL)
+        try:
+            return self._once(operation)
+        except ResponseHandlingException as error:
+            raise self._failed(error, answered=answered) from error
+
+    def _failed(self, error: ResponseHandlingException, *, answered: bool) -> StoreError:
+        """Return our error; `answered` tells whether the server has taken a connection before."""
+        reason = " ".join(str(error).split())[:200] or type(error.source).__name__
+        if _refuses_connections(error):
+            if answered:
+                return connection_lost(self.address, reason)
+            what = f"cannot be reached ({reason})"
+            return StoreError(f"{self.address}: {what}; start the server or correct the address")
+        if isinstance(error.source, httpx.TimeoutException):
+            return StoreError(f"{self.address}: no answer in time ({reason}); see the log of the server")
+        if isinstance(error.source, httpx.TransportError):
+            return connection_ended(self.address, reason)
+        return StoreError(
+            f"{self.address}: an answer cannot be read ({reason}); check that it is a Qdrant server"
+        )
+
+    def _once(self, operation: Callable[[], T]) -> T:
+        try:
+            return operation()
+        except UnexpectedResponse as error:
+            raise self._refused(error) from error
 
     def _refused(self, error: UnexpectedResponse) -> LookalikeError:
         if error.status_code in (_UNAUTHORIZED, _FORBIDDEN):
@@ -122,7 +141,7 @@ class QdrantEngine(PointsEngine):
         except (ValueError, KeyError, TypeError):
             reason = error.reason_phrase
         reason = " ".join(str(reason).split())[:300]
-        return StoreError(f"{self.address}: Qdrant refuses ({reason}); see the log of the server")
+        return refused(self.address, reason)
 
     def _facts(self) -> Mapping[str, Any]:
         if time.monotonic() > self._known_at + _KNOWN_FOR:
@@ -255,6 +274,10 @@ class QdrantEngine(PointsEngine):
         """Let the server build graphs in the background; after a restart it waits for a change."""
         nothing = models.OptimizersConfigDiff()
         self._ask(lambda: self._patient.update_collection(self._name, optimizers_config=nothing))
+
+
+def _refuses_connections(error: ResponseHandlingException) -> bool:
+    return isinstance(error.source, httpx.ConnectError | httpx.ConnectTimeout)
 
 
 def connect(address: Address, seconds: int) -> QdrantClient:

@@ -56,7 +56,7 @@ class PostgresServer(Server):
 
     def start(self) -> None:
         settings = ["listen_addresses=127.0.0.1", "unix_socket_directories=", "shared_buffers=64MB"]
-        settings += ["max_connections=40"]
+        settings += ["max_connections=40", "fsync=off"]  # the kernel keeps what a killed process has written
         command: list[str | Path] = [self._programs / "postgres", "-D", self._data, "-p", str(self._port)]
         for setting in settings:
             command += ["-c", setting]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from retrieval.errors import InputError, LookalikeError
+from retrieval.errors import InputError, LookalikeError, StoreError
 from retrieval.storage.functions import _matcher, fold_pattern
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import StoredItem, Value
@@ -498,3 +499,39 @@ def test_errors_are_one_line_without_the_password(database: Database) -> None:
         assert "very-wrong" not in message
         assert message.startswith(str(parse_address(address)))
         assert "; " in message
+
+
+def test_a_database_that_is_killed_says_so(
+    engine: Engine, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of an operation, while it was already in use."""
+    server = database.server
+    if server.embedded:
+        pytest.skip("an embedded store has no server")
+    if database.name == "milvus":  # other engines wait less for a restart
+        monkeypatch.setattr("retrieval.stores.milvus._WAITS", (0.1,))
+    create(engine, {})
+    items, vectors = [item(n + 1) for n in range(500)], random_vectors(500)
+    engine.put(items, vectors)
+
+    def work() -> None:
+        while True:
+            engine.put(items, vectors)
+            engine.nearest(vectors[:50], 5, FilterTest("label", "=", ("secret",)))
+
+    with ThreadPoolExecutor(1) as threads:
+        working = threads.submit(work)
+        time.sleep(0.5)
+        server.kill()
+        try:
+            with pytest.raises(StoreError) as error:
+                working.result()
+        finally:
+            server.start()
+    message = str(error.value)
+    assert message.startswith(f"{engine.address}: the database ended the connection and answers no more (")
+    assert message.endswith("); its log tells why it ended, start it again")
+    for part in ("\n", "secret", "INSERT", "SELECT", "upsert"):
+        assert part not in message
+    monkeypatch.undo()
+    assert engine.count() == 500

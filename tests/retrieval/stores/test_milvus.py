@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrieval.errors import InputError
+from retrieval.errors import InputError, StoreError
 from retrieval.storage.schema import RESERVED, match_columns
 from retrieval.stores.conditions import FilterGroup, FilterTest
+from retrieval.stores.engine import Engine
 from retrieval.stores.milvus_filters import expression, key_of
+from tests.retrieval.stores.test_engines import create, item, random_vectors
 
 text = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
 
@@ -69,3 +71,20 @@ def test_long_lists_are_balanced_trees() -> None:
 def test_patterns_are_refused() -> None:
     with pytest.raises(InputError, match="column 'brand': Milvus compares patterns with regard to case; use"):
         expression(FilterTest("brand", "like", ("a%",)))
+
+
+@pytest.mark.parametrize("database", ["milvus"], indirect=True)
+def test_refusals_are_one_line_without_the_expression(engine: Engine) -> None:
+    create(engine, {})
+    engine.put([item(1)], random_vectors(1))
+    for text in ('label == "secret" and (', 'secret == "x"'):
+        with pytest.raises(StoreError) as error:
+            engine._query(text, ["id"])  # type: ignore[attr-defined]
+        message = str(error.value)
+        assert message.startswith(f"{engine.address}: the database refused an operation (")
+        assert message.endswith("); see its log")
+        assert "\n" not in message
+        assert text not in message
+    engine._client.drop_collection(engine._name)  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match="there is no such collection"):
+        engine.count()

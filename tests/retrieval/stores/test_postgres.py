@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,10 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrieval.errors import InputError, LookalikeError
+from retrieval.errors import InputError, LookalikeError, StoreError
 from retrieval.storage.manifest import Manifest
 from retrieval.stores.address import Address, parse_address
 from retrieval.stores.conditions import FilterTest
+from retrieval.stores.engine import Amendment
 from tests.retrieval.stores.postgres_server import running
 from tests.retrieval.stores.server import Server
 from tests.retrieval.stores.test_engines import MANIFEST, brute_force, create, item, random_vectors
@@ -176,6 +179,154 @@ def test_time_limit_of_a_statement(address: Address, server: Server) -> None:
     with pytest.raises(LookalikeError, match="statement timeout; add an index") as error:
         postgres_sessions.Sessions(slow).do(lambda session: session.run("SELECT pg_sleep(1)"))
     assert "\n" not in str(error.value)
+
+
+def on_write(address: Address, body: str) -> None:
+    """Let the server run some PL/pgSQL in the middle of each INSERT and UPDATE of the collection."""
+    run(
+        address,
+        f"CREATE OR REPLACE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $x$ BEGIN {body} END $x$",
+    )
+    run(
+        address,
+        f'CREATE TRIGGER fail BEFORE INSERT OR UPDATE ON "{address.collection}" EXECUTE FUNCTION fail()',
+    )
+
+
+def one_line(error: LookalikeError, address: Address) -> str:
+    """Return what follows the address, and check that it is one line without the statement."""
+    assert str(error).startswith(f"{address}: ")
+    message = str(error).removeprefix(f"{address}: ")
+    for part in ("\n", "$1", address.collection, "lookalike_put", "INSERT INTO", "UPDATE ", "libpq", "PGRES"):
+        assert part not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("PERFORM pg_terminate_backend(pg_backend_pid()); RETURN new;", "terminating connection due to adm"),
+        # An instruction that the processor does not have. The server then ends all its processes.
+        (
+            "COPY (SELECT 1) TO PROGRAM 'kill -ILL $PPID'; PERFORM pg_sleep(5); RETURN new;",
+            "server closed the connection unexpectedly",
+        ),
+    ],
+    ids=["terminated", "crashed"],
+)
+def test_a_backend_that_dies_in_a_statement(
+    engine: PostgresEngine, address: Address, body: str, reason: str
+) -> None:
+    create(engine, {})
+    engine.put([item(1)], random_vectors(1))
+    on_write(address, body)
+    for write in (
+        lambda: engine.put([item(2)], random_vectors(1)),
+        lambda: engine.amend([Amendment(1, {"label": "new"})]),
+    ):
+        with pytest.raises(StoreError) as error:
+            write()
+        message = one_line(error.value, address)
+        assert message.startswith("the database ended the connection in the middle of an operation")
+        assert reason in message
+        assert "; its log tells whether" in message
+    run(address, f'DROP TRIGGER fail ON "{address.collection}"')
+    engine.put([item(2)], random_vectors(1))
+    assert engine.count() == 2
+
+
+def test_a_backend_that_dies_once_is_not_noticed(engine: PostgresEngine, address: Address) -> None:
+    create(engine, {})
+    engine.put([item(int(n)) for n in IDS], random_vectors(len(IDS)))
+    killer = postgres_sessions.Sessions(address).connect()
+
+    def kill() -> int:
+        """End the sessions of the engine that are in the middle of a statement."""
+        time.sleep(0.3)
+        sql = (
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE query LIKE '%pg_sleep%' AND "
+        )
+        return int(killer.rows(f"{sql} pid <> pg_backend_pid()")[0][0])
+
+    with ThreadPoolExecutor(1) as threads:
+        killed = threads.submit(kill)
+        sql = f'SELECT count(*), pg_sleep(1)::text FROM "{address.collection}"'
+        assert engine._sessions.do(lambda session: session.rows(sql))[0][0] == len(IDS)
+        assert killed.result() == 1
+    killer.close()
+
+
+def test_an_index_build_whose_backend_dies(engine: PostgresEngine, address: Address) -> None:
+    """Without SQLSTATE, as after the kernel has ended it for lack of memory."""
+    create(engine, {})
+    engine.put([item(int(n)) for n in IDS], random_vectors(len(IDS)))
+    blocker = postgres_sessions.Sessions(address).connect()
+    blocker.run("BEGIN")  # an index build waits for the end of writes
+    blocker.run(f'INSERT INTO "{address.collection}" SELECT * FROM "{address.collection}" WHERE false')
+    with ThreadPoolExecutor(1) as threads:
+        building = threads.submit(engine.optimize, 0.95)
+        sql = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'CREATE INDEX CONCURRENTLY%'"
+        while not (found := run(address, sql)):
+            time.sleep(0.05)
+        os.kill(int(str(found[0][0])), signal.SIGKILL)
+        with pytest.raises(StoreError, match="ended the connection in the middle of an operation") as error:
+            building.result()
+    one_line(error.value, address)
+    blocker.close()
+    engine.optimize(0.95)
+    assert engine.facts()["index"] == "hnsw"
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [
+        ("53100", "free space on the server"),
+        ("25006", "use the address of a server that takes writes"),
+        ("42501", "grant the user the right"),
+        ("XX000", "see its log"),
+    ],
+)
+def test_refused_statements(engine: PostgresEngine, address: Address, code: str, hint: str) -> None:
+    create(engine, {})
+    on_write(
+        address, f"RAISE EXCEPTION E'because\\nof this, closed' USING ERRCODE = '{code}', HINT = 'more';"
+    )
+    with pytest.raises(LookalikeError) as error:
+        engine.put([item(1)], random_vectors(1))
+    message = one_line(error.value, address)
+    assert "because" in message
+    assert hint in message.partition("; ")[2]
+    assert "ended the connection" not in message
+    assert (f"the database refused an operation (because, SQLSTATE {code})" in message) == (code == "XX000")
+
+
+def test_tables_that_others_have_changed(engine: PostgresEngine, address: Address) -> None:
+    create(engine, {})
+    run(address, f'ALTER TABLE "{address.collection}" DROP COLUMN label')
+    for action in (lambda: engine.put([item(1)], random_vectors(1)), lambda: engine.items([1])):
+        with pytest.raises(StoreError) as error:
+            action()
+        assert str(error.value).startswith(f'{address}: column "label" ')
+        assert str(error.value).endswith("; another program changed the tables; restore them from a backup")
+
+
+def test_a_database_that_takes_no_writes(engine: PostgresEngine, address: Address, server: Server) -> None:
+    create(engine, {})
+    readonly = f"{server.collection(address.collection)}&options=-c%20default_transaction_read_only%3Don"
+    other = PostgresEngine(parse_address(readonly))
+    for write in (
+        lambda: other.put([item(1)], random_vectors(1)),
+        lambda: other.remove([1]),
+        lambda: other.add_columns({"new": "text"}),
+        lambda: other.optimize(0.95),
+    ):
+        with pytest.raises(StoreError) as error:
+            write()
+        message = str(error.value)
+        assert message.startswith(f"{parse_address(readonly)}: cannot execute ")
+        assert message.endswith("in a read-only transaction; use the address of a server that takes writes")
+    assert other.count() == 0
+    other.close()
 
 
 def test_older_servers_compare_lower_case(engine: PostgresEngine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ That shows that requests, payloads and filters are right, and nothing about dura
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrieval.errors import InputError, LockedError, LookalikeError
+from retrieval.errors import InputError, LockedError, LookalikeError, StoreError
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import StoredItem
 from retrieval.stores.address import parse_address
@@ -216,3 +217,55 @@ def test_errors_of_a_server_are_one_line_without_the_key() -> None:
     for one in (error, absent):
         assert "secret" not in str(one.value)
         assert "\n" not in str(one.value)
+
+
+def answering_with(data: bytes | None, *, times: int) -> tuple[socket.socket, Thread]:
+    """Start a server that answers some requests with bytes, then takes no more; `None` hangs up instead."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        for _ in range(times):
+            connection, _ = listener.accept()
+            connection.recv(65_536)
+            if data:
+                connection.sendall(data)
+            connection.close()
+        listener.close()
+
+    thread = Thread(target=serve)
+    thread.start()
+    return listener, thread
+
+
+def http_answer(status: str, body: str) -> bytes:
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "times", "problem"),
+    [
+        (None, 2, "the database ended the connection in the middle of an operation ("),
+        (None, 1, "the database ended the connection and answers no more ("),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{",
+            2,
+            "the database ended the connection in the middle",
+        ),
+        (
+            http_answer("500 Oops", '{"status": {"error": "Service internal error:\\nno\\tspace"}}'),
+            1,
+            "the database refused an operation (Service internal error: no space); see its log",
+        ),
+        (http_answer("200 OK", '{"result": {"points": 1}}'), 2, "an answer cannot be read ("),
+    ],
+    ids=["twice", "gone", "half", "refused", "foreign"],
+)
+def test_a_server_that_ends_the_connection_or_refuses(data: bytes | None, times: int, problem: str) -> None:
+    listener, thread = answering_with(data, times=times)
+    address = parse_address(f"qdrant://127.0.0.1:{listener.getsockname()[1]}/birds")
+    with pytest.raises(StoreError) as error:
+        open_engine(address).manifest()
+    thread.join(10)
+    assert str(error.value).startswith(f"{address}: {problem}")
+    assert "; " in str(error.value)
+    assert "\n" not in str(error.value)
