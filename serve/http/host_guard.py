@@ -66,8 +66,9 @@ class HostGuardMiddleware:
             return WrongHostError("unknown name in the Host header: allow it with --allow-host")
         if not _ROUTES.fullmatch(within_page(scope["path"])):
             return NotFoundError("no such path")
-        if scope["method"] not in ("GET", "HEAD") and self._is_cross_origin(headers):
-            return ForbiddenError("cross-origin request refused: allow the site with --allow-origin")
+        if scope["method"] not in ("GET", "HEAD") and self._is_cross_origin(headers, scope["scheme"]):
+            what = "allow the site with --allow-origin, or the proxy that adds TLS with --trusted-proxy"
+            return ForbiddenError(f"cross-origin request refused: {what}")
         return None
 
     def _is_allowed_host(self, host: str) -> bool:
@@ -78,13 +79,19 @@ class HostGuardMiddleware:
             for pattern in self._names
         )
 
-    def _is_cross_origin(self, headers: Headers) -> bool:
+    def _is_cross_origin(self, headers: Headers, scheme: str) -> bool:
         """Return whether a page of another site, which is not allowed, sent the request."""
         origin = headers.get("origin")
         if origin in self._origins:
             return False
-        if headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+        site = headers.get("sec-fetch-site")
+        if site in ("cross-site", "same-site"):
             return True
-        # Browsers send Sec-Fetch-Site only to https and localhost, but Origin everywhere; programs send
-        # neither.
-        return origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
+        if origin is None:  # programs send neither
+            return False
+        # Browsers send Sec-Fetch-Site only to https and localhost, but Origin everywhere. Behind a proxy that
+        # adds TLS and is not trusted, only the browser knows the scheme of the address.
+        found = urlsplit(origin)
+        if found.netloc.lower() != headers.get("host", "").lower():
+            return True
+        return site != "same-origin" and found.scheme != scheme

@@ -81,6 +81,9 @@ def test_only_allowed_origins_may_send_requests(api: ASGIApp) -> None:
         ({}, 404),  # programs send no Origin
         ({"Origin": "http://localhost:7860", "Sec-Fetch-Site": "same-origin"}, 404),
         ({"Origin": "http://localhost:7860"}, 404),
+        ({"Origin": "https://localhost:7860", "Sec-Fetch-Site": "same-origin"}, 404),  # a proxy adds TLS
+        ({"Origin": "https://localhost:7860"}, 403),
+        ({"Origin": "http://localhost:7860", "X-Forwarded-Proto": "https"}, 404),  # not of a trusted proxy
         ({"Sec-Fetch-Site": "none"}, 404),
         ({"Sec-Fetch-Site": "cross-site"}, 403),
         ({"Sec-Fetch-Site": "same-site"}, 403),
@@ -93,6 +96,22 @@ def test_cross_origin_request_is_recognized_by_its_headers(
     api: ASGIApp, headers: dict[str, str], status: int
 ) -> None:
     assert _send(api, "POST", "/v1/nowhere", **headers).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": "https://localhost:7860"}, 404),
+        ({"Origin": "https://localhost:7860", "Sec-Fetch-Site": "same-origin"}, 404),
+        # Of someone in the network who answers for the same name without TLS.
+        ({"Origin": "http://localhost:7860"}, 403),
+        ({"Origin": "http://localhost:7860", "Sec-Fetch-Site": "cross-site"}, 403),
+    ],
+)
+def test_scheme_is_that_of_a_trusted_proxy(shop_gallery: Path, headers: dict[str, str], status: int) -> None:
+    app = _protected(shop_gallery, proxies=("127.0.0.1",))
+    https = {"X-Forwarded-Proto": "https", "X-Forwarded-For": "192.0.2.7"}
+    assert _send(app, "POST", "/v1/nowhere", **headers, **https).status_code == status
 
 
 def test_client_of_openai_may_be_used_on_an_allowed_site(api: ASGIApp) -> None:
