@@ -129,7 +129,7 @@ def _link_uploads(old: Store, new: Store) -> None:
     for name in old.uploaded_files():
         source, target = old.uploads / name, new.uploads / name
         if source.exists() and not target.exists():
-            new.uploads.mkdir(exist_ok=True)
+            new.uploads.mkdir(old.uploads.stat().st_mode & 0o770, exist_ok=True)
             link_or_copy(source, target)
 
 

@@ -126,7 +126,7 @@ def write_files(
     metadata: Mapping[str, Value],
     taken: Callable[[Sequence[str]], set[str]],
 ) -> list[NewItem]:
-    """Write the files of uploads, and return the items to commit.
+    """Write the files of uploads, and return the items to commit. Only the owner can read a new folder.
 
     Args:
         folder: Folder of the uploads.
@@ -136,13 +136,16 @@ def write_files(
         taken: Returns those of some keys that an item of the gallery has, or that may not be used.
     """
     if not folder.is_dir():
-        folder.mkdir()
+        folder.mkdir(0o700)
         fsync_folder(folder.parent)
+    # The owner may let a group read the folder, but nobody else reads what visitors have uploaded.
+    mode = folder.stat().st_mode & 0o660
     items: dict[str, NewItem] = {}
     for digest, upload in new.items():
         opened = open_bytes(upload.data, upload.name)
         file = folder / f"{digest}{opened.suffix}"
         with atomic_write(file) as draft:
+            draft.touch(mode)
             draft.write_bytes(upload.data)
         status = file.stat()
         stamp = FileStamp(UPLOADS, file.name, status.st_size, status.st_mtime_ns, label)

@@ -122,6 +122,7 @@ def copy_database(folder: Path, target: Path) -> None:
     """
     for attempt in range(_TRIES + 1):
         (target / "gallery.db").unlink(missing_ok=True)
+        (target / "gallery.db").touch()  # SQLite would not let a group write to it, whatever the umask
         with (
             database.convert_errors(folder),
             closing(database.connect(folder)) as db,

@@ -94,7 +94,9 @@ def _take(folder: Path, draft: Path, show_progress: bool) -> tuple[int, int]:
             with Progress("copying", len(files), "files", show=show_progress) as progress:
                 for file in files:
                     if file not in taken:
-                        (draft / file).parent.mkdir(exist_ok=True)
+                        # Uploads are not for everybody who can read the rest.
+                        mode = (folder / file).parent.stat().st_mode & 0o777
+                        (draft / file).parent.mkdir(mode, exist_ok=True)
                         taken[file] = link_or_copy(folder / file, draft / file)
                     progress.update()
         except FileNotFoundError as error:  # a writer has deleted it
