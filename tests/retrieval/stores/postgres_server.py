@@ -9,13 +9,14 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from tests.retrieval.stores.server import Server, free_port
 
+_PROBE = "CREATE EXTENSION vector; SELECT ARRAY[1, 2]::real[]::vector <-> '[1,2]'"
 _NOBODY = 65534  # PostgreSQL refuses to run as root
 
 
@@ -33,7 +34,14 @@ class PostgresServer(Server):
         options = ["--auth=scram-sha-256", f"--pwfile={password}", "-U", "tester", "--encoding=UTF8"]
         self._run("initdb", "-D", str(data), "--locale=C", "--no-sync", *options)
         self.start()
-        self._run("createdb", "-h", "127.0.0.1", "-p", str(self._port), "-U", "tester", "shop")
+        server = ["-h", "127.0.0.1", "-p", str(self._port), "-U", "tester"]
+        self._run("createdb", *server, "shop")
+        # The wheel may have an instruction that this processor lacks.
+        with suppress(subprocess.CalledProcessError):
+            self._run("psql", *server, "-d", "postgres", "-c", _PROBE)
+            return
+        self.stop()
+        pytest.fail(f"PostgreSQL cannot run here: {self._reason()}", pytrace=False)
 
     def _run(self, program: str, *arguments: str) -> None:
         command = [self._programs / program, *arguments]
@@ -66,9 +74,15 @@ class PostgresServer(Server):
             ready = [self._programs / "pg_isready", "-h", "127.0.0.1", "-p", str(self._port)]
             if subprocess.run(ready, check=False, stdout=subprocess.DEVNULL, cwd="/").returncode == 0:
                 return
-            assert self._process.poll() is None, self._data.with_suffix(".log").read_text()
+            assert self._process.poll() is None, self._reason()
             time.sleep(0.05)
         raise AssertionError("PostgreSQL did not start")
+
+    def _reason(self) -> str:
+        """Return the line of the log that tells why the server, or a process of it, has ended."""
+        lines = self._data.with_suffix(".log").read_text().splitlines()
+        ends = [line for line in lines if "terminated by signal" in line or "FATAL" in line]
+        return ends[0] if ends else lines[-1]
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGQUIT)
