@@ -37,6 +37,7 @@ from retrieval.errors import InputError
 from retrieval.files import now
 from retrieval.hub import download
 from retrieval.images.preprocess import Preprocess
+from retrieval.inference.interruption import interruptible, run
 from retrieval.inference.runtime import Runtime
 from retrieval.installation import versions
 from retrieval.model_archive import IMAGE, TEXT, TOKENIZER
@@ -262,18 +263,20 @@ def _planes(pixels: np.ndarray, preprocess: Preprocess) -> np.ndarray:
     return np.ascontiguousarray(values.transpose(0, 3, 1, 2))
 
 
+@interruptible
 def _run(graph: PublishedGraph, values: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return the unit vectors of a published graph, float32 [N, D], one image or text at a time."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
-    session = ort.InferenceSession(graph.proto.SerializeToString(), options, ["CPUExecutionProvider"])
+    data = graph.proto.SerializeToString()
+    session = ort.InferenceSession(data, options, ["CPUExecutionProvider"])
     types = {end.name: np.dtype(_NUMPY[end.type]) for end in session.get_inputs()}
     rows = []
     for i in range(len(next(iter(values.values())))):
         feeds = {
             theirs: values[ours][i : i + 1].astype(types[theirs]) for ours, theirs in graph.inputs.items()
         }
-        found = session.run([graph.output], feeds)[0].astype(np.float32)
+        found = run(session, [graph.output], feeds)[0].astype(np.float32)
         rows.append(found[:, 0] if graph.takes_class_token else found)
     vectors = np.concatenate(rows)
     unit: np.ndarray = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)

@@ -22,6 +22,7 @@ from retrieval.errors import InputError, LookalikeError
 from retrieval.images.decode import BATCH
 from retrieval.images.load import ImageSource, load_image
 from retrieval.images.preprocess import Preprocess
+from retrieval.inference.interruption import interruptible, run
 from retrieval.inference.run_sizes import MAX_PADDED, MeasuredSize, pad, padded_runs, padded_sizes
 from retrieval.inference.runtime import Runtime
 from retrieval.inference.sessions import CPU, open_session, reason
@@ -208,6 +209,7 @@ class Embedder:
         """Load and preprocess one image; return the model input, uint8 [S, S, 3]."""
         return self.preprocess(load_image(image, side=self.preprocess.scaled))
 
+    @interruptible
     def embed_pixels(self, pixels: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
         """Embed preprocessed images. Thread-safe; large N runs in several parts to bound the memory.
 
@@ -230,6 +232,7 @@ class Embedder:
         parts = [part for images in groups for part in self._embed_group(images)]
         return np.concatenate(parts) if parts else np.empty((0, self.dim), np.float32)
 
+    @interruptible
     def embed_in_one_run(self, pixels: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
         """Embed preprocessed images as one batch, for measurements; as `embed_pixels` otherwise."""
         return self._run(pixels, "embedding")[0]
@@ -248,6 +251,7 @@ class Embedder:
         self._run_size.record(size, len(images), time.thread_time() - began)
         return parts
 
+    @interruptible
     def embed_maps(self, pixels: Sequence[np.ndarray] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Embed preprocessed images with their per-location embeddings, in one run.
 
@@ -275,7 +279,7 @@ class Embedder:
         """Run the graph and return the named outputs, of which the first is the embedding."""
         images = self._checked(pixels)
         try:
-            found: list[np.ndarray] = self._session.run(list(outputs), {"images": images})
+            found: list[np.ndarray] = run(self._session, list(outputs), {"images": images})
         except Exception as error:  # ONNX Runtime raises its own classes, which differ between versions
             what = f"the model failed on {self.provider} with {len(images)} images ({reason(error)})"
             remedy = "export it again" if self.provider == CPU else "free the device's memory, or use the CPU"

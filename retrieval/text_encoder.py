@@ -11,6 +11,7 @@ import numpy as np
 
 from retrieval.errors import InputError, LookalikeError
 from retrieval.extras import needs
+from retrieval.inference.interruption import interruptible, run
 from retrieval.inference.runtime import Runtime
 from retrieval.inference.sessions import open_session, reason
 from retrieval.model_archive import TEXT, TOKENIZER, ModelArchive
@@ -153,6 +154,7 @@ class TextEncoder:
             raise InputError(f"{self._path}: {TEXT} should have {TOKENS} in and embedding out, but has {got}")
         self.tokens = TextTokenizer(archive.read(TOKENIZER), self.text_input, str(self._path))
 
+    @interruptible
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """Return the embeddings of texts, of unit length, float32 [N, D].
 
@@ -175,7 +177,7 @@ class TextEncoder:
         ids, mask = self.tokens(texts)
         feeds = {TOKENS: ids, MASK: mask}
         try:
-            found = self._session.run(["embedding"], {name: feeds[name] for name in self._inputs})[0]
+            (found,) = run(self._session, ["embedding"], {name: feeds[name] for name in self._inputs})
         except Exception as error:  # ONNX Runtime raises its own classes, which differ between versions
             what = f"the text encoder failed on {len(texts)} texts ({reason(error)})"
             raise LookalikeError(f"{self._path}: {what}; export it again") from error

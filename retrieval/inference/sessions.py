@@ -10,6 +10,7 @@ from pathlib import Path
 import onnxruntime as ort
 
 from retrieval.errors import InputError
+from retrieval.inference.interruption import interruptible
 from retrieval.inference.runtime import ORT_NAMES, Runtime
 from retrieval.installation import report_idle_gpu
 from retrieval.notices import print_once
@@ -22,6 +23,7 @@ _REQUIREMENTS = {
 }
 
 
+@interruptible
 def open_session(path: Path, data: bytes, runtime: Runtime) -> ort.InferenceSession:
     """Return a session for a model.
 

@@ -16,6 +16,7 @@ import numpy as np
 from retrieval.embedder import Embedder
 from retrieval.errors import ImageError
 from retrieval.images.decode import Decoded, KnownFile, read_ahead
+from retrieval.inference.interruption import run_options, use_options
 
 
 class Embedded(NamedTuple):
@@ -69,7 +70,10 @@ def embed_ahead(
     preprocess, size, concurrency = embedder.preprocess, embedder.batch_size, embedder.concurrency
     nothing = np.empty((0, embedder.dim), np.float32)
     waiting: deque[tuple[list[Embedded | KnownFile | ImageError], Future[np.ndarray] | None]] = deque()
-    pool = ThreadPoolExecutor(concurrency, thread_name_prefix="embed")
+    stop = run_options()
+    pool = ThreadPoolExecutor(
+        concurrency, thread_name_prefix="embed", initializer=use_options, initargs=(stop,)
+    )
 
     def finished() -> EmbeddedBatch:
         files, vectors = waiting.popleft()
@@ -92,4 +96,5 @@ def embed_ahead(
             while waiting:
                 yield finished()
         finally:
+            stop.terminate = True  # nobody waits for the vectors of what still runs
             pool.shutdown(cancel_futures=True)
