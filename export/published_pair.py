@@ -34,6 +34,7 @@ from export.samples import SampleImages
 from export.tokenizer_files import with_cleaning, without_closing_token
 from retrieval.embedder import FORMAT_VERSION, Embedder
 from retrieval.errors import InputError
+from retrieval.external_data import refuse_external_data
 from retrieval.files import now
 from retrieval.hub import download
 from retrieval.images.preprocess import Preprocess
@@ -269,6 +270,7 @@ def _run(graph: PublishedGraph, values: Mapping[str, np.ndarray]) -> np.ndarray:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     data = graph.proto.SerializeToString()
+    refuse_external_data("the published graph", data)  # onnx does not look everywhere
     session = ort.InferenceSession(data, options, ["CPUExecutionProvider"])
     types = {end.name: np.dtype(_NUMPY[end.type]) for end in session.get_inputs()}
     rows = []

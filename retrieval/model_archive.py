@@ -10,14 +10,17 @@ An uncompressed zip file (docs/text.md) with
 from __future__ import annotations
 
 import hashlib
+import mmap
 import zipfile
 from pathlib import Path
 from typing import BinaryIO
 
 from retrieval.errors import InputError
+from retrieval.external_data import refuse_external_data
 
 IMAGE, TEXT, TOKENIZER = "image.onnx", "text.onnx", "tokenizer.json"
 MEMBERS = (IMAGE, TEXT, TOKENIZER)
+_HEADER = 30  # bytes before the name of a member
 _SIGNATURE = b"PK\x03\x04"  # of a zip file that is not empty
 
 
@@ -46,7 +49,7 @@ class ModelArchive:
         fingerprint: SHA-256 of the file.
 
     Raises:
-        InputError: It is not a complete model archive.
+        InputError: It is not a complete model archive, or its text encoder takes weights from other files.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,6 +57,7 @@ class ModelArchive:
         with path.open("rb") as file:
             self.fingerprint = hashlib.file_digest(file, "sha256").hexdigest()
         self._entries = {name: _facts(entry) for name, entry in self._directory().items()}
+        self._check_text()  # now: it is loaded late, or never
 
     def read(self, name: str) -> bytes:
         """Return the contents of a member, one of `MEMBERS`.
@@ -69,6 +73,14 @@ class ModelArchive:
         except (OSError, KeyError, zipfile.BadZipFile) as error:
             raise _damaged(self.path, error) from error
         raise InputError(f"{self.path}: has changed since it was opened; open it again")
+
+    def _check_text(self) -> None:
+        start, size, _ = self._entries[TEXT]
+        with self.path.open("rb") as file:
+            view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        header = bytes(view[start : start + _HEADER])
+        start += _HEADER + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:], "little")
+        refuse_external_data(f"{self.path}: {TEXT}", view[start : start + size])
 
     def _directory(self) -> dict[str, zipfile.ZipInfo]:
         """Return the entries by name, after a check of names, compression and sizes."""

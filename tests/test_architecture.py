@@ -26,7 +26,7 @@ FLOORS = {
         "errors extras text layer licenses",
         "devices notices",
         "installation",
-        "files lru_cache progress resources cli",
+        "external_data files lru_cache progress resources cli",
         "faiss_backend",
         "images inference model_archive",
         "hub text_encoder",

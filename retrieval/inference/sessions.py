@@ -10,6 +10,7 @@ from pathlib import Path
 import onnxruntime as ort
 
 from retrieval.errors import InputError
+from retrieval.external_data import refuse_external_data
 from retrieval.inference.interruption import interruptible
 from retrieval.inference.runtime import ORT_NAMES, Runtime
 from retrieval.installation import report_idle_gpu
@@ -35,14 +36,17 @@ def open_session(path: Path, data: bytes, runtime: Runtime) -> ort.InferenceSess
         runtime: Device, provider and threads.
 
     Raises:
-        InputError: It is not a complete ONNX model.
+        InputError: It is not a complete ONNX model, or takes weights from other files.
     """
+    refuse_external_data(str(path), data)
     options = ort.SessionOptions()
     options.intra_op_num_threads = runtime.threads or 0
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.log_severity_level = 4  # errors are raised as exceptions as well
     # Idle threads that spin cost more than they save next to a web server or a decoder pool.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Not ONNX Runtime's own format, in which nobody has looked for external data.
+    options.add_session_config_entry("session.load_model_format", "ONNX")
     offered = ort.get_available_providers()
     candidates = runtime.accelerators
     if runtime.is_automatic:

@@ -72,7 +72,8 @@ def own_model(folder: Path, manifest: Manifest, runtime: Runtime) -> Embedder:
         runtime: Device, provider, batch size and threads.
 
     Raises:
-        InputError: The gallery has no model, since its vectors come from an external embedding.
+        InputError: The gallery has no model, since its vectors come from an external embedding; or the model
+            cannot be used.
         LookalikeError: Model or probes are damaged, or the model computes other vectors on this machine.
     """
     if not manifest.has_model:
@@ -81,6 +82,8 @@ def own_model(folder: Path, manifest: Manifest, runtime: Runtime) -> Embedder:
     try:
         embedder = Embedder.open(model_file(folder), runtime)
     except InputError as error:
+        if has_sha256(model_file(folder), manifest.fingerprint):
+            raise  # it is the file that the gallery was built with
         raise _damaged(model_file(folder)) from error
     if embedder.fingerprint != manifest.fingerprint:
         raise _damaged(embedder.path)

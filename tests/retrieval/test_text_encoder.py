@@ -17,7 +17,7 @@ from retrieval.errors import InputError
 from retrieval.gallery import Gallery
 from retrieval.model_archive import IMAGE, MEMBERS, TEXT, TOKENIZER, ModelArchive
 from retrieval.storage.identity import model_file
-from retrieval.text_encoder import TextInput
+from retrieval.text_encoder import PROPERTY, TextInput
 from retrieval.upkeep.snapshot import copy_gallery
 from retrieval.upkeep.verify import verify
 from tests.conftest import lookalike_here
@@ -134,7 +134,7 @@ def test_other_zip_files_are_refused(pair_file: Path, tmp_path: Path) -> None:
     whole = pair_file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
     refused("not a complete model archive")
-    at = whole.index(contents[TEXT]) + 40
+    at = whole.index(PROPERTY.encode(), whole.index(contents[TEXT]))
     file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
     refused("CRC")
     write_archive(file, contents | {TOKENIZER: b"{}"})
