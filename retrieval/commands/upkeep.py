@@ -138,6 +138,7 @@ def verify(ctx: click.Context, gallery: Path, repair: bool, runtime: Runtime, as
         "vectors": found.vectors,
         "waiting": found.waiting,
         "leftovers": found.leftovers,
+        "outdated_copy": found.outdated_copy,
         "problems": [_plain(problem) for problem in found.problems],
         "left": [_plain(problem) for problem in found.left],
         "salvage": None if found.salvage is None else vars(found.salvage),
@@ -159,6 +160,9 @@ def verify(ctx: click.Context, gallery: Path, repair: bool, runtime: Runtime, as
         lines.append(
             f"images without a vector: {found.waiting}; embed them by `lookalike index add {gallery} IMAGES`"
         )
+    if found.outdated_copy:
+        what = "gallery.json: older than gallery.db, as after a killed process"
+        lines.append(f"{what}; nothing is lost, and the next writer renews it")
     if found.leftovers:
         lines.append(
             f"files of a running or interrupted writer: {found.leftovers}; the next writer deletes them"

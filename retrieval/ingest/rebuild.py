@@ -17,7 +17,7 @@ from retrieval.storage.decisions import copy_log
 from retrieval.storage.maintenance import carry_identities
 from retrieval.storage.queries import count_items, live_ids
 from retrieval.storage.records import UPLOADS, BadFile, FileStamp, StoredItem
-from retrieval.storage.store import Store
+from retrieval.storage.store import Store, clear_drafts
 from retrieval.upkeep.successor import check_successor, exchange, keep_predecessor
 
 
@@ -49,7 +49,8 @@ def rebuild(
     """Embed all images of a gallery with another model, under the same ids, keys, labels and metadata.
 
     The new gallery is built in the hidden folder `.NAME.rebuild` beside the old one and replaces it when it
-    is complete; until then the old one is unchanged. An interrupted rebuild continues where it stopped.
+    is complete; until then the old one is unchanged. An interrupted rebuild continues where it stopped, in
+    `.NAME.rebuild`; what it has left before that folder was complete is deleted.
     Images whose file is unreadable are reported and remain in the old gallery only.
 
     Args:
@@ -66,6 +67,7 @@ def rebuild(
     folder = gallery.folder.resolve()
     draft, old = folder.with_name(f".{folder.name}.rebuild"), folder.with_name(f"{folder.name}.old")
     with gallery.store.writing():
+        clear_drafts(draft)
         was_done = keep_predecessor(draft, old, gallery.store.manifest.rebuilt_from)
         if was_done and gallery.fingerprint == model.fingerprint:
             return RebuildResult(gallery, IngestResult(unchanged=len(gallery)), old, len(gallery))

@@ -43,6 +43,7 @@ class Manifest:
             kept their numbers.
         index_spec: Specification of the index; the default for the next one.
         dtype: Type of the stored numbers, one of `DTYPES`.
+        revision: Number of changes of these facts since the gallery was created.
         uuid: Random id of the gallery.
         format_version: Version of the gallery format.
     """
@@ -57,6 +58,7 @@ class Manifest:
     projected_from: str | None = None
     index_spec: IndexSpec = IndexSpec()  # noqa: RUF009
     dtype: str = "float32"
+    revision: int = 0
     uuid: str = field(default_factory=_new_uuid)
     format_version: int = FORMAT_VERSION
 
@@ -79,6 +81,7 @@ class Manifest:
             "rebuilt_from": self.rebuilt_from,
             "projected_from": self.projected_from,
             "dtype": self.dtype,
+            "revision": self.revision,
             _INDEX_SPEC: _given(vars(self.index_spec)) or None,
             **_CONSTANT,
         }
@@ -111,6 +114,7 @@ def parse_manifest(folder: Path | str, rows: Iterable[tuple[str, str]]) -> Manif
             projected_from=facts.get("projected_from"),
             index_spec=IndexSpec(**facts.get(_INDEX_SPEC, {})),
             dtype=str(facts["dtype"]),
+            revision=int(facts.get("revision", 0)),
             uuid=str(facts["gallery_uuid"]),
             format_version=version,
         )
@@ -140,6 +144,15 @@ def read_copy(folder: Path) -> Manifest | None:
         return parse_manifest(folder, rows.items())
     except (OSError, ValueError, AttributeError, LookalikeError):
         return None
+
+
+def is_outdated(folder: Path, manifest: Manifest) -> bool:
+    """Return whether the copy of a manifest is of an earlier revision, since a process was killed.
+
+    The next writer renews it. A copy that differs otherwise is damaged.
+    """
+    copy = read_copy(folder)
+    return copy is not None and copy.uuid == manifest.uuid and copy.revision < manifest.revision
 
 
 def _given(facts: dict[str, Any]) -> dict[str, Any]:

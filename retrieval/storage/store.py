@@ -30,7 +30,7 @@ import socket
 import sqlite3
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -43,7 +43,14 @@ from retrieval.installation import versions
 from retrieval.storage import database, removals, schema, segments
 from retrieval.storage.identity import keep_model
 from retrieval.storage.items import ItemWriter, metadata_columns, read_columns, read_items, removed_uploads
-from retrieval.storage.manifest import COPY, Manifest, parse_manifest, write_copy, write_manifest
+from retrieval.storage.manifest import (
+    COPY,
+    Manifest,
+    is_outdated,
+    parse_manifest,
+    write_copy,
+    write_manifest,
+)
 from retrieval.storage.records import (
     MISSING,
     UPLOAD_NAME,
@@ -91,7 +98,7 @@ class Store:
                 f"{folder}: not a gallery; create one with `lookalike index build {folder} IMAGES --model M`"
             )
         self._reader = database.Reader(folder)
-        self.manifest = parse_manifest(folder, self.select("SELECT key, value FROM meta WHERE key != 'seal'"))
+        self.manifest = self._read_manifest()
         self._held = False
         self._watch: Watch | None = None
         self._opened: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
@@ -111,25 +118,15 @@ class Store:
         Raises:
             InputError: The folder cannot be used.
         """
-        check_free(folder)
-        if not folder.name:
-            raise InputError(f"{folder}: not a folder of its own; name one for the gallery")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        draft = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
-        try:
+        with new_folder(folder) as draft:
             for name in ("segments", "indexes", "model", "reports"):
-                (draft / name).mkdir(parents=True)
+                (draft / name).mkdir()
             if model is not None and probes is not None:
                 manifest = replace(manifest, probes_sha256=keep_model(draft, model, probes))
             database.create(draft)
             with database.writing(draft) as db:
                 write_manifest(db, manifest)
             write_copy(draft, manifest)
-            draft.rename(folder)
-        except BaseException:
-            shutil.rmtree(draft, ignore_errors=True)
-            raise
-        fsync_folder(folder.parent)
         return cls(folder)
 
     @property
@@ -143,6 +140,9 @@ class Store:
         return self.folder / "indexes" / "parts"
 
     # ---- reading
+
+    def _read_manifest(self) -> Manifest:
+        return parse_manifest(self.folder, self.select("SELECT key, value FROM meta WHERE key != 'seal'"))
 
     def select(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
         """Return the rows of one query; for the modules of `retrieval.storage` only."""
@@ -249,7 +249,7 @@ class Store:
 
     @contextmanager
     def writing(self, *, repairing: bool = False) -> Iterator[None]:
-        """Hold the writer's lock; the leftovers of an interrupted writer are deleted first.
+        """Hold the writer's lock; what an interrupted writer has left is deleted or finished first.
 
         Args:
             repairing: Continue if the database is damaged.
@@ -269,6 +269,9 @@ class Store:
                     lock.flush()
                     if not repairing:
                         self._check_seal()
+                        self.manifest = self._read_manifest()
+                        if is_outdated(self.folder, self.manifest):
+                            write_copy(self.folder, self.manifest)
                     self.clear_leftovers(uploads=interrupted)
                 self._held = True
                 try:
@@ -387,7 +390,7 @@ class Store:
             index: Record of the index; `None` for exact search.
             spec: Specification it was built from, the default for the next one.
         """
-        manifest = replace(self.manifest, index_spec=spec)
+        manifest = self._revised(replace(self.manifest, index_spec=spec))
         with self.transaction() as db:
             db.execute("DELETE FROM indexes")
             if index is not None:
@@ -404,9 +407,16 @@ class Store:
 
     def update_manifest(self, manifest: Manifest) -> None:
         """Replace the manifest."""
+        manifest = self._revised(manifest)
         with self.transaction() as db:
             write_manifest(db, manifest, self.manifest)
         self._use_manifest(manifest)
+
+    def _revised(self, manifest: Manifest) -> Manifest:
+        """Return a manifest with the next revision if it differs from the present one."""
+        before = self.manifest.revision
+        manifest = replace(manifest, revision=before)
+        return manifest if manifest == self.manifest else replace(manifest, revision=before + 1)
 
     def _use_manifest(self, manifest: Manifest) -> None:
         if manifest != self.manifest:
@@ -495,6 +505,49 @@ class Store:
             files = (entry for entry in sorted(self.uploads.iterdir()) if _UPLOAD.fullmatch(entry.name))
             left += [entry for entry in files if entry.name not in uploaded]
         return left
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yield the draft of a gallery's folder, which gets its name if the block succeeds.
+
+    The drafts of this gallery that killed processes have left are deleted.
+
+    Args:
+        folder: Gallery folder, which must be empty or not exist.
+
+    Raises:
+        InputError: The folder cannot be used.
+    """
+    check_free(folder)
+    if not folder.name:
+        raise InputError(f"{folder}: not a folder of its own; name one for the gallery")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    clear_drafts(folder)
+    draft = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+    try:
+        draft.mkdir()
+        with hold_lock(draft):
+            yield draft
+            draft.rename(folder)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    fsync_folder(folder.parent)
+
+
+def clear_drafts(folder: Path) -> None:
+    """Delete what killed processes have left of the creation of a gallery in this folder."""
+    name = re.compile(rf"\.{re.escape(folder.name)}\.[0-9a-f]{{32}}")
+    delete_abandoned(path for path in folder.parent.iterdir() if name.fullmatch(path.name))
+
+
+def delete_abandoned(drafts: Iterable[Path]) -> None:
+    """Delete unfinished galleries whose lock nobody holds: those of killed processes."""
+    for draft in drafts:
+        if (draft / "LOCK").is_file():
+            with suppress(LockedError), hold_lock(draft):
+                shutil.rmtree(draft)
 
 
 def hold_lock(folder: Path) -> AbstractContextManager[IO[str]]:

@@ -12,15 +12,14 @@ The folder is small, so each machine that adds images or serves has its own.
 from __future__ import annotations
 
 import json
-import shutil
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
 from retrieval.embedder import Embedder
 from retrieval.errors import InputError, LookalikeError
-from retrieval.files import check_free, fsync_folder, write_texts
+from retrieval.files import write_texts
 from retrieval.storage.identity import keep_model, probe_pixels
+from retrieval.storage.store import new_folder
 from retrieval.stores.address import Address, parse_address
 
 NAME = "store.json"
@@ -56,12 +55,9 @@ def create_folder(folder: Path, address: Address, collection: str, model: Embedd
         collection: uuid of the collection.
         model: Model of the vectors, whose file is copied; `None` for an external embedding.
     """
-    check_free(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
     probes = None
-    try:
-        (draft / "model").mkdir(parents=True)
+    with new_folder(folder) as draft:
+        (draft / "model").mkdir()
         if model is not None:
             probes = keep_model(draft, model.path, model.embed_pixels(probe_pixels(model)))
         facts = {
@@ -71,11 +67,6 @@ def create_folder(folder: Path, address: Address, collection: str, model: Embedd
             "probes_sha256": probes,
         }
         write_texts(draft, {NAME: json.dumps(facts, indent=2)})
-        draft.rename(folder)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
-    fsync_folder(folder.parent)
     return StoreFolder(address, collection, probes)
 
 

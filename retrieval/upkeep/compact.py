@@ -31,7 +31,8 @@ class Compaction:
         dropped: Removed items that were deleted for good.
         segments: Number of segments before and after.
         bytes: Size on disk before and after.
-        reindexed: Whether a new index was built, because many vectors of the old one were dead.
+        reindexed: Whether a new index was built, because many vectors of the old one were dead, or because
+            it was missing after a repair that was interrupted.
     """
 
     dropped: int
@@ -44,9 +45,9 @@ def compact(gallery: Gallery, *, show_progress: bool = False) -> Compaction:
     """Drop removed items, merge small segments, and free disk space.
 
     Searches continue meanwhile, with an index all the time: vectors keep their numbers, and the index is
-    asked for the living ones only. If too many of its vectors are gone, a new one is put to use first. Items
-    keep their ids and their order. Memory stays bounded; the disk needs as much free space as the rewritten
-    segments and a new index take.
+    asked for the living ones only. If too many of its vectors are gone, or it is missing although one was
+    asked for, a new one is put to use first. Items keep their ids and their order. Memory stays bounded; the
+    disk needs as much free space as the rewritten segments and a new index take.
 
     Args:
         gallery: Gallery to compact.
@@ -59,10 +60,8 @@ def compact(gallery: Gallery, *, show_progress: bool = False) -> Compaction:
     store, started = gallery.store, now()
     with store.writing():
         gallery.refresh()
-        reindexed = False
-        if gallery.index is not None:
-            some = len(gallery.snapshot)  # vectors outside it may wait
-            reindexed = gallery.optimize_index(tolerated=some, show_progress=show_progress).done != "nothing"
+        some = len(gallery.snapshot)  # vectors outside the index may wait
+        work = gallery.optimize_index(tolerated=some, show_progress=show_progress)
         size, state = folder_size(store.folder), store.state()
         groups = [*_groups(store, state.segments, state.dead)]
         total = sum(segment.n for group in groups for segment in group)
@@ -81,7 +80,7 @@ def compact(gallery: Gallery, *, show_progress: bool = False) -> Compaction:
         store.record_run("compact", started, {"dropped": dropped})
         gallery.refresh()
         counts = len(state.segments), len(store.segments())
-        return Compaction(dropped, counts, (size, folder_size(store.folder)), reindexed)
+        return Compaction(dropped, counts, (size, folder_size(store.folder)), work.done != "nothing")
 
 
 def merge_small(store: Store) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from retrieval.storage import maintenance, segments
 from retrieval.storage.decisions import copy_log
 from retrieval.storage.manifest import write_copy
 from retrieval.storage.records import UPLOADS
-from retrieval.storage.store import Store
+from retrieval.storage.store import Store, delete_abandoned
 
 _TRIES = 10
 _LOCK = "LOCK"
@@ -44,9 +44,9 @@ def copy_gallery(folder: Path, target: Path, *, show_progress: bool = False) -> 
     """Copy the last committed state of a gallery into a new folder, which appears complete or not at all.
 
     Files that are never changed (vectors, index, model, reports, uploads) are hard-linked where the file
-    system allows it. The copy is made in the hidden folder `.NAME.snapshot` beside the target; an interrupted
-    one is deleted by the next. Writers go on meanwhile: if one deletes a file before it is linked, the newer
-    state is copied.
+    system allows it. The copy is made in the hidden folder `.NAME.snapshot` beside the target; such folders
+    of killed processes are deleted. Writers go on meanwhile: if one deletes a file before it is linked, the
+    newer state is copied.
 
     Args:
         folder: Gallery folder.
@@ -68,9 +68,10 @@ def copy_gallery(folder: Path, target: Path, *, show_progress: bool = False) -> 
         raise LockedError(f"{target}: another process copies a gallery to it; wait for it")
 
     draft = target.with_name(f".{target.name}.snapshot")
-    draft.mkdir(parents=True, exist_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    delete_abandoned(filter(_is_draft, target.parent.iterdir()))
+    draft.mkdir(exist_ok=True)
     with file_lock(draft / _LOCK, refuse):
-        _clear(draft)
         for name in _FOLDERS:
             (draft / name).mkdir()
         files, copied = _take(folder, draft, show_progress)
@@ -130,8 +131,8 @@ def _files(folder: Path, copy: Store) -> Iterator[Path]:
         yield from (path.relative_to(folder) for path in sorted(files))
 
 
-def _clear(draft: Path) -> None:
-    """Delete what an interrupted copy has left, except the lock file."""
-    for entry in draft.iterdir():
-        if entry.name != _LOCK:
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+def _is_draft(path: Path) -> bool:
+    """Return whether a path is the draft of a copy, as opposed to a folder of the user with such a name."""
+    if not (re.fullmatch(r"\..+\.snapshot", path.name) and path.is_dir()):
+        return False
+    return (path / _FOLDERS[0]).is_dir() or {entry.name for entry in path.iterdir()} == {_LOCK}

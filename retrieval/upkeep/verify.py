@@ -18,7 +18,7 @@ from retrieval.inference.runtime import Runtime
 from retrieval.progress import Progress
 from retrieval.storage import maintenance
 from retrieval.storage.identity import model_file, own_model, probe_pixels, probes_file
-from retrieval.storage.manifest import Manifest, read_copy, write_copy
+from retrieval.storage.manifest import Manifest, is_outdated, read_copy, write_copy
 from retrieval.storage.queries import count_items
 from retrieval.storage.records import GalleryState, Segment
 from retrieval.storage.segments import ITEM, NUMBER
@@ -63,6 +63,8 @@ class Verification:
         problems: Damage that was found, before the repair if there was one.
         left: Damage that remains.
         salvage: What was saved and what was lost, if the database was built again.
+        outdated_copy: The copy of the manifest is older than the database, as after a killed process:
+            nothing is lost, and the next writer renews it.
     """
 
     items: int
@@ -72,6 +74,7 @@ class Verification:
     problems: list[Problem]
     left: list[Problem]
     salvage: Salvage | None = None
+    outdated_copy: bool = False
 
 
 def verify(
@@ -108,7 +111,11 @@ def verify(
             gallery.optimize_index(show_progress=show_progress)
     if repair and left:
         left = _find_problems(folder, runtime, show_progress)
-    return Verification(*_counts(folder), problems, left, salvaged)
+    outdated = not left and is_outdated(folder, Store(folder).manifest)
+    if repair and outdated:
+        with Store(folder).writing():  # renews it
+            outdated = False
+    return Verification(*_counts(folder), problems, left, salvaged, outdated)
 
 
 def _repair(store: Store, problems: Sequence[Problem]) -> None:
@@ -181,8 +188,8 @@ def _check_records(store: Store) -> Iterator[Problem]:
             maintenance.delete_records(store, table, rows)
 
         yield Problem(what, "they are deleted", drop)
-    if read_copy(store.folder) != store.manifest:
-        what = "gallery.json: missing, damaged or out of date"
+    if read_copy(store.folder) != store.manifest and not is_outdated(store.folder, store.manifest):
+        what = "gallery.json: missing, damaged, of another gallery or of a later state than the database"
         yield Problem(what, "it is written again", lambda store: write_copy(store.folder, store.manifest))
 
 

@@ -33,6 +33,7 @@ import numpy as np
 
 from retrieval import Embedder, Gallery
 from retrieval.ingest.editor import FileEditor
+from retrieval.ingest.rebuild import rebuild
 from retrieval.ingest.transfer import import_vectors
 from retrieval.ingest.uploads import Upload, store_uploads
 from retrieval.layer import Layer
@@ -122,6 +123,10 @@ def reproject_gallery(folder: Path) -> None:
         reproject(Gallery(folder / "g"), Layer(layer["weight"], layer["mean"]), model, command="teach")
 
 
+def rebuild_gallery(folder: Path) -> None:
+    rebuild(Gallery(folder / "g"), Embedder(folder / "new.onnx"))
+
+
 def build_index(folder: Path) -> None:
     gallery = Gallery(folder)
     with gallery.store.writing():
@@ -151,6 +156,7 @@ OPERATIONS: dict[str, Callable[[Path], object]] = {
     "reproject": reproject_gallery,
     "undo": lambda folder: undo(Gallery(folder / "g")),
     "build_index": build_index,
+    "rebuild": rebuild_gallery,
     "repair": repair,
     "salvage": repair,
     "create": create,

@@ -11,17 +11,22 @@ import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from retrieval import Gallery, InputError, LookalikeError
+from retrieval import Embedder, Gallery, InputError, LookalikeError
+from retrieval.storage.manifest import write_copy
 from retrieval.storage.records import IndexSpec
-from retrieval.storage.store import Store
+from retrieval.storage.store import Store, hold_lock
 from retrieval.upkeep.compact import compact
+from retrieval.upkeep.snapshot import copy_gallery
 from retrieval.upkeep.verify import verify
-from tests.retrieval.filling import bare_gallery, commit, contents, new_items, unit_vectors
+from tests.conftest import draw, lookalike_here
+from tests.retrieval.filling import bare_gallery, commit, contents, new_items, small_gallery, unit_vectors
 from tests.retrieval.killing import OPERATIONS, kill_at_every_step
+from tests.serve.model import write_model
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +51,7 @@ def damaged(folder: Path) -> None:
 OTHERS = {
     "create",
     "decide",
+    "rebuild",
     "reproject",
     "salvage",
     "snapshot",
@@ -130,6 +136,7 @@ def test_killed_while_creating(original: Path, quick: Path) -> None:
             assert Store(folder / "new").manifest.dim == 3
         else:
             OPERATIONS["create"](folder)
+        assert not [draft for draft in folder.glob(".new.*") if any(draft.iterdir())]
 
 
 # ---- a disk that is full
@@ -217,3 +224,121 @@ def test_read_only_disk(original: Path, disk: Path) -> None:
         gallery.remove(["a1.jpg"])
     with pytest.raises(InputError, match="no item"):
         gallery.ids_of(["a0.jpg"])
+
+
+# ---- what a killed process leaves to the next one
+
+WRITERS = sorted(set(OPERATIONS) - OTHERS | {"decide"})
+
+
+@pytest.fixture(scope="module")
+def outdated(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a gallery whose process was killed after a commit and before the copy of the manifest."""
+    start = shutil.copytree(original, tmp_path_factory.mktemp("outdated") / "start")
+    gallery = Gallery(start)
+    with gallery.store.writing():
+        gallery.build_index(IndexSpec("flat"))
+    states = kill_at_every_step("build_index", start, start.with_name("killed"), only=["replace"])
+    found = [state for state in states if verify(state).outdated_copy]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_older_copy_of_the_manifest_is_no_damage(outdated: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(outdated, tmp_path / "g")
+    for words in ([], ["--repair"]):
+        shown = lookalike_here("index", "verify", str(folder), *words).stdout
+        assert ("gallery.json: older than gallery.db" in shown) == (not words)
+        assert "no problems" in shown
+    copied = (outdated / "gallery.json").read_text()
+    assert copied != (folder / "gallery.json").read_text()
+
+
+@pytest.mark.parametrize("operation", WRITERS)
+def test_every_writer_renews_the_copy(outdated: Path, quick: Path, operation: str) -> None:
+    folder = shutil.copytree(outdated, quick / "g")
+    OPERATIONS[operation](folder)
+    found = verify(folder)
+    assert not found.problems
+    assert not found.outdated_copy
+    (folder / "gallery.db").unlink()
+    assert not verify(folder, repair=True).left
+    assert Gallery(folder).manifest.index_spec.kind == "sq8", "as the lost database said"
+
+
+@pytest.mark.parametrize("change", ["later", "other", "equal", "cut"])
+def test_other_copies_are_damaged(outdated: Path, tmp_path: Path, change: str) -> None:
+    """Of a later revision, of another gallery, other facts of the same revision, and half a file."""
+    folder = shutil.copytree(outdated, tmp_path / "g")
+    manifest = Store(folder).manifest
+    copies = {
+        "later": replace(manifest, revision=manifest.revision + 1),
+        "other": replace(manifest, uuid="other", revision=0),
+        "equal": replace(manifest, dim=manifest.dim + 1),
+    }
+    if change == "cut":
+        (folder / "gallery.json").write_text((folder / "gallery.json").read_text()[:40])
+    else:
+        write_copy(folder, copies[change])
+    before = (folder / "gallery.json").read_bytes()
+    commit(Gallery(folder), ["more"], seed=5)
+    assert (folder / "gallery.json").read_bytes() == before, "no writer hides it"
+    assert ["gallery.json: " in problem.what for problem in verify(folder).problems] == [True]
+    assert not verify(folder, repair=True).left
+    assert not verify(folder).problems
+
+
+def test_compaction_after_a_killed_repair_builds_the_index(original: Path, quick: Path) -> None:
+    """The repair stops to use the damaged index before it builds another one."""
+    start = shutil.copytree(original, quick / "start")
+    (file,) = start.glob("indexes/*/index.faiss")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    expected = contents(Gallery(start))
+    steps = kill_at_every_step("repair", start, quick / "killed")
+    missing = 0
+    for folder in steps:
+        missing += Gallery(folder).index is None
+        compact(Gallery(folder))
+        assert not verify(folder).problems
+        gallery = Gallery(folder)
+        assert gallery.index is not None
+        assert contents(gallery) == expected
+    assert missing
+
+
+def test_drafts_of_killed_rebuilds_are_deleted(quick: Path) -> None:
+    """Those that were not complete; a draft whose process runs, and a folder of the user, stay."""
+    start = quick / "start"
+    gallery = small_gallery(start)
+    draw(1).save(start / "a.png")
+    gallery.add([start / "a.png"])
+    write_model(start / "new.onnx", "another file")
+    (killed, *_) = kill_at_every_step("rebuild", start, quick / "killed", only=["copyfile"])
+    (draft,) = killed.glob("..g.rebuild.*")
+    assert (draft / "model").is_dir()
+    running, other = draft.with_name(f"..g.rebuild.{'1' * 32}"), draft.with_name("..g.rebuild.kept")
+    for folder in (running, other):
+        shutil.copytree(draft, folder)
+    with hold_lock(running):
+        OPERATIONS["rebuild"](killed)
+    assert not draft.exists()
+    assert {path.name for path in killed.glob(".*")} == {running.name, other.name}
+    assert Gallery(killed / "g").fingerprint == Embedder(start / "new.onnx").fingerprint
+    assert not verify(killed / "g").problems
+
+
+def test_drafts_of_killed_snapshots_are_deleted(original: Path, quick: Path) -> None:
+    shutil.copytree(original, quick / "start" / "g")
+    *_, killed, _ = kill_at_every_step("snapshot", quick / "start", quick / "killed", only=["hardlink_to"])
+    draft = killed / ".copy.snapshot"
+    assert any((draft / "segments").iterdir())
+    shutil.copytree(draft, killed / ".running.snapshot")
+    (killed / ".mine.snapshot").mkdir()
+    (killed / ".mine.snapshot" / "LOCK").touch()
+    (killed / ".mine.snapshot" / "data").touch()
+    with hold_lock(killed / ".running.snapshot"):
+        copy_gallery(killed / "g", killed / "monday")
+    assert {path.name for path in killed.iterdir()} == {"g", "monday", ".running.snapshot", ".mine.snapshot"}
+    assert contents(Gallery(killed / "monday")) == contents(Gallery(original))
