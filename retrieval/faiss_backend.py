@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import faiss
 import numpy as np
 
+from retrieval import lazy_faiss as faiss
 from retrieval.devices import Device, gpus
 from retrieval.installation import gpu_problem, report_idle_gpu
 from retrieval.notices import print_once

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import faiss
 import numpy as np
 
+from retrieval import lazy_faiss as faiss
 from retrieval.analysis.embeddings import Embeddings
 from retrieval.errors import InputError, did_you_mean
 from retrieval.progress import Progress

@@ -16,9 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 
+from retrieval import lazy_faiss as faiss
 from retrieval.errors import InputError, LookalikeError
 from retrieval.faiss_backend import CPU, CpuBackend
 from retrieval.files import atomic_write, sha256_of
@@ -38,7 +38,6 @@ _MAX_DEAD = 0.3  # share of dead vectors beyond which an index is built again: t
 _MAX_GROWTH = 4  # growth of the gallery since the kind was chosen, beyond which it is chosen again
 _MAX_EFFORT_GROWTH = 4  # growth of the required effort, beyond which the index is trained again
 _MIN_QUERIES = 100  # number of queries from which the recall of new vectors can be measured
-_MAPPED = faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_READ_ONLY
 _log = logging.getLogger("lookalike.retrieval")
 _reading = threading.Lock()  # FAISS's limit on what it reads is set for the whole process
 
@@ -300,7 +299,7 @@ class Index:
         else:
             self.checking = threading.Thread(target=self._check_later, name="index check", daemon=True)
             self.checking.start()
-        return self._read(_MAPPED)
+        return self._read()
 
     def propose(self, queries: np.ndarray, k: int, selector: Any = None, widen: float = 1.0) -> np.ndarray:
         """Return numbers of vectors that may be among the k nearest allowed ones; see `kinds.candidates`."""
@@ -347,7 +346,7 @@ class Index:
     def _size(self) -> int:
         return self._file.stat().st_size
 
-    def _read(self, flags: int) -> Any:
+    def _read(self, flags: int | None = None) -> Any:
         try:
             return _read_index(self._file, flags)
         except RuntimeError as error:
@@ -371,7 +370,10 @@ class Index:
         return LookalikeError(f"{self.folder / name}: damaged; {self._repair}")
 
 
-def _read_index(file: Path, flags: int = _MAPPED) -> Any:
+def _read_index(file: Path, flags: int | None = None) -> Any:
+    """Return the index of a file, by default mapped and read-only."""
+    if flags is None:
+        flags = faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_READ_ONLY
     with _reading:  # no vector is larger than its file, whatever length a damaged file claims
         before = faiss.get_deserialization_vector_byte_limit()
         faiss.set_deserialization_vector_byte_limit(file.stat().st_size)

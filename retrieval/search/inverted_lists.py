@@ -20,9 +20,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import faiss
 import numpy as np
 
+from retrieval import lazy_faiss as faiss
 from retrieval.errors import LookalikeError
 from retrieval.faiss_backend import CPU, CpuBackend
 from retrieval.files import atomic_write

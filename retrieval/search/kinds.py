@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import faiss
 import numpy as np
 
+from retrieval import lazy_faiss as faiss
 from retrieval.errors import InputError, did_you_mean
 
 AIM = 10  # neighbours for which parameters are chosen and recall is measured
@@ -43,7 +43,6 @@ class Kind:
         on_disk: Whether the cells stay on disk, where they are built as well; memory holds the centroids.
         instead_of: Larger kind that is at least as fast, so that this one is for less memory only.
         metric: FAISS metric; vectors of unit length have the same order by distance as by inner product.
-        needs: Class of FAISS that versions before 1.15 lack.
     """
 
     name: str
@@ -57,7 +56,6 @@ class Kind:
     on_disk: bool = False
     instead_of: str = ""
     metric: int = faiss.METRIC_INNER_PRODUCT
-    needs: str = ""
 
 
 def _product(d: int, cells: int) -> str:
@@ -146,7 +144,6 @@ _ALL = (
         in_cells=True,
         in_blocks=True,
         instead_of="ivf-sq4",
-        needs="IndexIVFRaBitQFastScan",
     ),
     Kind(
         "hnsw-rabitq",
@@ -157,10 +154,9 @@ _ALL = (
         in_graph=True,
         instead_of="hnsw",
         metric=faiss.METRIC_L2,
-        needs="IndexHNSWRaBitQ",
     ),
 )
-APPROXIMATE = {kind.name: kind for kind in _ALL if not kind.needs or hasattr(faiss, kind.needs)}
+APPROXIMATE = {kind.name: kind for kind in _ALL}
 NAMES = ("auto", "flat", *APPROXIMATE)
 
 

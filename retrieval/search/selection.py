@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property
 
-import faiss
 import numpy as np
+
+from retrieval import lazy_faiss as faiss
 
 COPIED = 1 << 25  # bytes of selected vectors that are kept as a copy
 DENSE = 0.2  # share of selected rows from which a search without a selector is faster

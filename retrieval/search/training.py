@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-import faiss
 import numpy as np
 
+from retrieval import lazy_faiss as faiss
 from retrieval.faiss_backend import CPU, Assign, CpuBackend, KMeans
 from retrieval.progress import Progress
 from retrieval.search.kinds import SAMPLE_BYTES, Kind, leading, number_of_cells

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
-import faiss
 import numpy as np
 
+from retrieval import lazy_faiss as faiss
 from retrieval.errors import LookalikeError
 from retrieval.faiss_backend import CPU, CpuBackend
 from retrieval.progress import Progress

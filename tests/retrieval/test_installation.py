@@ -174,24 +174,6 @@ def test_torch_of_this_environment_is_described() -> None:
     assert stated == (".".join(map(str, found.cuda)) if found.cuda else None)
 
 
-def test_command_without_faiss_names_the_extras(tmp_path: Path) -> None:
-    """Modules that are not installed are hidden from a real command, not replaced."""
-    program = (
-        "import sys; sys.modules['faiss'] = None\n"
-        "from retrieval.cli import main; main(['duplicates', 'shop.gallery'])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT)},
-    )
-    hint = "needs faiss: pip install 'lookalike[cpu]', or 'lookalike[gpu]' for an NVIDIA GPU"
-    assert done.stderr == f"lookalike: `lookalike duplicates` {hint}\n"
-    assert done.returncode == 1
-
-
 @pytest.mark.parametrize(
     ("installed", "words", "extra"),
     [
