@@ -16,7 +16,7 @@ import numpy as np
 
 from retrieval import lazy_faiss as faiss
 from retrieval.devices import Device, gpus
-from retrieval.installation import gpu_problem, report_idle_gpu
+from retrieval.gpu_trials import gpu_problem, report_cpu
 from retrieval.notices import print_once
 from retrieval.resources import free_memory
 
@@ -140,15 +140,10 @@ class GpuBackend(CpuBackend):
     def pays(self, work: int) -> bool:
         if work < _PAYS:
             return False
-        # FAISS ends the process where the driver or the GPU does not suit it, so both are checked first.
-        seen = faiss.get_num_gpus() if hasattr(faiss, "StandardGpuResources") else 0
-        if self._number < seen and gpu_problem("faiss") is None:
+        if gpu_problem("faiss", self._number) is None:
             return True
-        if self._device.kind == "cuda":
-            what = f"FAISS cannot use the device {self._device}, so the CPU does its work"
-            print_once(f"{what}; `lookalike doctor` looks for the cause")
-        else:
-            report_idle_gpu("faiss")
+        if gpus() or self._device.kind == "cuda":
+            report_cpu("faiss", self._number)
         return False
 
     def block(self, size: int, k: int = 1) -> int:

@@ -1,6 +1,7 @@
 """Installation: the builds of FAISS, ONNX Runtime and torch, and what keeps them from using a GPU.
 
 Everything is read from the metadata and files of the installed distributions; no library is imported.
+`retrieval.gpu_trials` finds out whether a library really works on a GPU.
 """
 
 from __future__ import annotations
@@ -10,21 +11,21 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
-from retrieval.devices import Gpu, driver_cuda, gpus
+from retrieval.devices import Gpu
 from retrieval.extras import installer
-from retrieval.notices import print_notice
+from retrieval.gpu_code import Code, gpu_code
 
 NAMES = {"faiss": "FAISS", "onnxruntime": "ONNX Runtime", "torch": "torch"}
 _PAIR = ("faiss", "onnxruntime")  # modules of which the extras `cpu` and `gpu` have one distribution each
 _FOR_CPUS = {"faiss-cpu", "onnxruntime"}
 _DRIVERS = {11: 450, 12: 525, 13: 580}  # CUDA -> first NVIDIA driver that runs it
-_OLDEST = {11: (3, 5), 12: (5, 0), 13: (7, 5)}  # CUDA -> least compute capability
+# Libraries with code for GPUs, below the folder of the module.
+_LIBRARIES = {"faiss": "*.so", "onnxruntime": "capi/*_cuda.so", "torch": "lib/libtorch_cuda.so"}
 _CUDA_12 = ("faiss-gpu", "onnxruntime-gpu[cuda,cudnn]<1.27")
 _ROOT = Path(__file__).resolve().parents[1]
 
@@ -40,6 +41,7 @@ class Build:
         others: Further distributions with the same module, whose files it has overwritten.
         cuda: Version of CUDA that it is built for, such as (13, 0); `None` for none or unknown.
         for_cpus: Whether it can only use CPUs.
+        folder: Folder of the module.
     """
 
     module: str
@@ -48,6 +50,14 @@ class Build:
     others: tuple[str, ...]
     cuda: tuple[int, int] | None
     for_cpus: bool
+    folder: Path
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version}"
+
+    def code(self) -> frozenset[Code]:
+        """Return its code for GPUs; none if its files do not tell."""
+        return frozenset().union(*map(gpu_code, self.folder.glob(_LIBRARIES[self.module])))
 
 
 @dataclass(frozen=True)
@@ -110,42 +120,67 @@ def find_problems(
         cards: GPUs of the machine.
         driver: Newest CUDA version that the driver supports; `None` without a driver.
     """
-    return [problem for module in NAMES for problem in _problems(module, found, cards, driver)]
+    return [problem for module in NAMES for problem in module_problems(module, found, cards, driver)]
 
 
-@cache
-def gpu_problem(module: str) -> Problem | None:
-    """Return what keeps a library of this environment from using the GPUs of this machine, if anything."""
-    return next(_problems(module, builds(), gpus(), driver_cuda()), None)
+def module_problems(
+    module: str, found: Mapping[str, Build | None], cards: Sequence[Gpu], driver: tuple[int, int] | None
+) -> Iterator[Problem]:
+    """Yield what keeps one library from working; as `find_problems` otherwise."""
+    build, extra = found[module], "gpu" if cards else "cpu"
+    if build is None:
+        if module in _PAIR:
+            yield Problem(module, "it is not installed", install_command(extra, found))
+        return
+    if build.others:
+        text = f"{' and '.join(_all_names(build))} overwrite each other's files, and {build} is in use"
+        yield Problem(module, text, install_command(extra, found))
+    elif cards and build.for_cpus:
+        yield Problem(module, f"{build} is a build for CPUs", _swap_command(module, found))
+    elif cards and build.cuda and driver and build.cuda[0] > driver[0]:
+        text = f"{build} needs CUDA {build.cuda[0]}, but the driver only supports {dotted(driver)}"
+        newest = _DRIVERS.get(build.cuda[0])
+        repair = f"update the NVIDIA driver to {newest} or newer" if newest else "update the NVIDIA driver"
+        yield Problem(module, text, repair)
+    elif cards and (code := build.code()):
+        yield from _code_problems(build, code, cards, driver, found)
 
 
-@cache
-def report_idle_gpu(module: str, reason: str = "") -> None:
-    """Print on stderr that a library works on the CPU although there is a GPU, and the repair.
-
-    Call it where a device was chosen automatically and a GPU would have been used. It prints once per process
-    and library, and nothing on a machine without a GPU.
-
-    Args:
-        module: Python module of the library: faiss, onnxruntime or torch.
-        reason: Why it cannot use the GPU, if the caller knows; the build is checked in any case.
-    """
-    if gpus():
-        print_notice(idle_gpu(module, reason, builds(), gpus(), driver_cuda()))
-
-
-def idle_gpu(
-    module: str,
-    reason: str,
-    found: Mapping[str, Build | None],
+def _code_problems(
+    build: Build,
+    code: Collection[Code],
     cards: Sequence[Gpu],
     driver: tuple[int, int] | None,
-) -> str:
-    """Return the line that `report_idle_gpu` prints on a machine with GPUs."""
-    problems = list(_problems(module, found, cards, driver))
-    text = problems[0].text if problems else reason or "it does not find the GPU"
-    repair = problems[0].repair if problems else "`lookalike doctor` looks for the cause"
-    return f"{NAMES[module]} runs on the CPU and leaves {cards[0].name} idle: {text}; {repair}"
+    found: Mapping[str, Build | None],
+) -> Iterator[Problem]:
+    """Yield the first card that a build has no code for, or none that the driver can compile."""
+    for card in cards:
+        suiting = [one for one in code if one.suits(card.capability)]
+        what = f"code for compute capability {dotted(card.capability)} of {card.name}"
+        if not suiting:
+            yield Problem(build.module, f"{build} has no {what}", _other_build(build, code, card, found))
+        elif all(one.is_ptx for one in suiting) and build.cuda and driver and driver < build.cuda:
+            # The PTX of a version of CUDA is compiled by drivers of that version and newer ones.
+            text = f"{build} has no machine {what}, and the driver only compiles for CUDA {dotted(driver)}"
+            repair = f"update the NVIDIA driver to one of CUDA {dotted(build.cuda)} or newer"
+            yield Problem(build.module, text, repair)
+        else:
+            continue
+        return
+
+
+def _other_build(build: Build, code: Collection[Code], card: Gpu, found: Mapping[str, Build | None]) -> str:
+    """Return how to get a build with code for a card."""
+    if card.capability > min(code).capability:
+        return f"install a newer {build.distribution} that has it"
+    if build.module in _PAIR:
+        return _replace_command(_present(found), _CUDA_12)
+    return "install a torch for CUDA 12 instead"
+
+
+def dotted(version: tuple[int, int]) -> str:
+    """Return a version, or a compute capability, as it is usually written."""
+    return ".".join(map(str, version))
 
 
 def install_command(extra: str, found: Mapping[str, Build | None]) -> str:
@@ -154,36 +189,6 @@ def install_command(extra: str, found: Mapping[str, Build | None]) -> str:
         where = "" if Path.cwd() == _ROOT else f" -C {shlex.quote(str(_ROOT))}"
         return f"make{where} --always-make env{' GPU=1' if extra == 'gpu' else ''}"
     return _replace_command(_present(found), [f"lookalike[{extra}]"])
-
-
-def _problems(
-    module: str, found: Mapping[str, Build | None], cards: Sequence[Gpu], driver: tuple[int, int] | None
-) -> Iterator[Problem]:
-    build, extra = found[module], "gpu" if cards else "cpu"
-    if build is None:
-        if module in _PAIR:
-            yield Problem(module, "it is not installed", install_command(extra, found))
-        return
-    what = f"{build.distribution} {build.version}"
-    if build.others:
-        text = f"{' and '.join(_all_names(build))} overwrite each other's files, and {what} is in use"
-        yield Problem(module, text, install_command(extra, found))
-    elif cards and build.for_cpus:
-        yield Problem(module, f"{what} is a build for CPUs", _swap_command(module, found))
-    elif cards and build.cuda and driver and build.cuda[0] > driver[0]:
-        text = f"{what} needs CUDA {build.cuda[0]}, but the driver only supports {driver[0]}.{driver[1]}"
-        newest = _DRIVERS.get(build.cuda[0])
-        repair = f"update the NVIDIA driver to {newest} or newer" if newest else "update the NVIDIA driver"
-        yield Problem(module, text, repair)
-    elif build.cuda and (
-        old := [card for card in cards if card.capability < _OLDEST.get(build.cuda[0], (0, 0))]
-    ):
-        have, need = (".".join(map(str, pair)) for pair in (old[0].capability, _OLDEST[build.cuda[0]]))
-        text = f"{what} needs compute capability {need}, but {old[0].name} has {have}"
-        repair = "install a torch for CUDA 12 instead"
-        if module in _PAIR:
-            repair = _replace_command(_present(found), _CUDA_12)
-        yield Problem(module, text, repair)
 
 
 def _swap_command(module: str, found: Mapping[str, Build | None]) -> str:
@@ -219,7 +224,7 @@ def _build(module: str, known: Sequence[Distribution]) -> Build:
     cuda = {"faiss": _cuda_of_faiss, "onnxruntime": _cuda_of_onnxruntime, "torch": _cuda_of_torch}[module]
     found = cuda(used, folder)
     for_cpus = name in _FOR_CPUS or (module == "torch" and found is None)
-    return Build(module, name, used.version, others, found, for_cpus)
+    return Build(module, name, used.version, others, found, for_cpus, folder)
 
 
 def _present(found: Mapping[str, Build | None]) -> list[str]:

@@ -24,9 +24,10 @@ PACKAGES = {
 FLOORS = {
     "retrieval": (
         "errors extras text layer lazy_faiss licenses",
-        "devices notices",
+        "devices gpu_code notices",
         "installation",
         "external_data files lru_cache progress resources cli",
+        "gpu_trials",
         "faiss_backend",
         "images inference model_archive",
         "hub text_encoder",

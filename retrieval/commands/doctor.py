@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
-import re
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
@@ -19,38 +14,38 @@ import click
 from retrieval.cli import json_option, print_result
 from retrieval.devices import Gpu, driver_cuda, gpus, nvidia_cards
 from retrieval.extras import needs
-from retrieval.inference.runtime import ORT_NAMES
-from retrieval.installation import NAMES, Build, Problem, builds, find_problems, install_command
+from retrieval.gpu_trials import ORT_NAMES, Trial, run_trial, try_once
+from retrieval.installation import (
+    NAMES,
+    Build,
+    Problem,
+    builds,
+    dotted,
+    find_problems,
+    install_command,
+    module_problems,
+)
 from retrieval.resources import cores, physical_memory
 from retrieval.text import align_columns, pluralize
 
-_ROOT = Path(__file__).resolve().parents[2]
-_SECONDS = 60  # for a library to be loaded
-# ONNX model that negates one number: Neg of opset 13, float32 [1] -> [1].
-_NEGATION = (
-    b'\x08\x08:2\n\x0b\n\x01x\x12\x01y"\x03Neg\x12\x01gZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01'
-    b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\r"
-)
-_CUDA, _CPU = ORT_NAMES["cuda"], ORT_NAMES["cpu"]
-_ACCELERATORS = [name for name in ORT_NAMES.values() if name != _CPU]
 _TRAINING = "train, evaluate of a run, sweep, tune, analyze"
 _EMBEDDING = "index, search, serve, export, evaluate of a model"
 _COMPARING = "evaluate (neighbours, clusters), index build, duplicates"
 
 
 @dataclass(frozen=True)
-class Trial:
-    """What happened when a library was loaded in a process of its own.
+class Tried:
+    """A trial of a build.
 
     Attributes:
-        values: What the library reported.
-        error: Why it could not be loaded; "" if it could.
-        log: What it wrote on stderr.
+        build: Installed build.
+        card: GPU that it was used on; `None` if it was only loaded.
+        trial: What happened.
     """
 
-    values: dict[str, Any] = field(default_factory=dict)
-    error: str = ""
-    log: str = ""
+    build: Build
+    card: Gpu | None
+    trial: Trial
 
 
 @click.command()
@@ -58,8 +53,9 @@ class Trial:
 def doctor(as_json: bool) -> int:
     """Show GPUs and installed builds, what each command runs on, problems and their repairs.
 
-    The libraries are loaded, FAISS searches one vector on each GPU, and ONNX Runtime runs a model of one
-    operator on each device that it offers: in processes of their own, so that a crash is reported as well.
+    FAISS and ONNX Runtime are loaded. On each GPU, FAISS searches eight vectors, ONNX Runtime runs a model of
+    one operator, and torch compiles a loss: in processes of their own, so that a crash is reported as well.
+    Commands trust what these trials show, and make them if nothing is known yet.
 
     \b
       lookalike doctor
@@ -68,34 +64,37 @@ def doctor(as_json: bool) -> int:
     Exit codes: 0 nothing is wrong; 1 something is wrong, and its repair is printed.
     """
     found, cards, driver = builds(), gpus(), driver_cuda()
-    trials = {module: Trial() for module in ("faiss", "onnxruntime")}
-    present = [module for module in trials if found[module]]
-    with ThreadPoolExecutor() as threads:
-        trials |= zip(present, threads.map(_try, present), strict=True)
+    with ThreadPoolExecutor(max_workers=4) as threads:
+        trials = list(threads.map(lambda task: _try(*task), _tasks(found, cards, driver)))
     problems = [
         *_driver_problems(cards),
         *find_problems(found, cards, driver),
-        *_load_problems(found, trials, cards),
+        *_trial_problems(found, trials),
     ]
     problems = list({problem.module: problem for problem in reversed(problems)}.values())[::-1]
-    uses = _uses(found, trials, cards, driver)
+    runtime = next((tried.trial for tried in trials if tried.build.module == "onnxruntime"), Trial())
+    works = [tried for tried in trials if tried.card and not tried.trial.error]
     facts = {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "cores": cores(),
         "memory": physical_memory(),
-        "driver_cuda": _dotted(driver),
+        "driver_cuda": driver and dotted(driver),
         "gpus": [asdict(card) for card in cards],
         "libraries": {
-            module: asdict(build) | {"cuda": _dotted(build.cuda)} if build else None
+            module: asdict(build) | {"cuda": build.cuda and dotted(build.cuda), "folder": str(build.folder)}
+            if build
+            else None
             for module, build in found.items()
         },
-        "faiss_gpus": trials["faiss"].values.get("gpus", 0),
-        "providers": {
-            name: name in trials["onnxruntime"].values.get("working", ())
-            for name in trials["onnxruntime"].values.get("offered", ())
-        },
-        "uses": uses,
+        "faiss_gpus": sum(tried.build.module == "faiss" for tried in works),
+        "providers": runtime.values.get("providers", {}),
+        "trials": [
+            {"module": tried.build.module, "gpu": tried.card.index, "error": tried.trial.error}
+            for tried in trials
+            if tried.card
+        ],
+        "uses": _uses(found, trials, cards, driver),
         "problems": [asdict(problem) for problem in problems],
         "notes": list(_notes(found, cards)),
     }
@@ -103,68 +102,24 @@ def doctor(as_json: bool) -> int:
     return 1 if problems else 0
 
 
-# ---- trials
+# ---- trials and conclusions
 
 
-def try_faiss() -> dict[str, Any]:
-    """Load FAISS, and search on each GPU that it sees; return their number."""
-    import faiss
-    import numpy as np
-
-    count = faiss.get_num_gpus() if hasattr(faiss, "StandardGpuResources") else 0
-    point = np.ones((1, 4), np.float32)
-    for number in range(count):
-        faiss.knn_gpu(faiss.StandardGpuResources(), point, point, 1, device=number)
-    return {"gpus": count}
-
-
-def try_onnxruntime() -> dict[str, Any]:
-    """Load ONNX Runtime; return the providers that it offers, and the accelerators that run a model."""
-    import numpy as np
-    import onnxruntime
-
-    offered = onnxruntime.get_available_providers()
-    if _CUDA in offered:
-        onnxruntime.preload_dlls()
-    working = [_CPU]
-    for provider in _ACCELERATORS:
-        if provider in offered:
-            try:
-                session = onnxruntime.InferenceSession(_NEGATION, providers=[provider], enable_fallback=0)
-                session.run(None, {"x": np.ones(1, np.float32)})
-            except Exception as error:  # ONNX Runtime raises its own classes, which differ between versions
-                print(error, file=sys.stderr)
-            else:
-                working += [name for name in session.get_providers() if name == provider]
-    return {"offered": offered, "working": working}
+def _tasks(
+    found: dict[str, Build | None], cards: Sequence[Gpu], driver: tuple[int, int] | None
+) -> Iterator[tuple[Build, Gpu | None]]:
+    """Yield each build with each GPU that its files do not exclude; without a GPU, what is to be loaded."""
+    for module, build in found.items():
+        if build is not None:
+            usable = [card for card in cards if not any(module_problems(module, found, [card], driver))]
+            yield from ((build, card) for card in usable)
+            if not usable and module != "torch":
+                yield build, None
 
 
-def _try(module: str) -> Trial:
-    """Call `try_MODULE` in a process of its own."""
-    program = (
-        f"import json; from retrieval.commands import doctor; found = doctor.try_{module}()\n"
-        "print('\\n' + json.dumps(found))"
-    )
-    path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")]))
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", program],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_SECONDS,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-    except subprocess.TimeoutExpired:
-        return Trial(error=f"it is not loaded within {_SECONDS} seconds")
-    if done.returncode < 0:
-        return Trial(error=f"the process ended by signal {-done.returncode}", log=done.stderr)
-    if done.returncode:
-        return Trial(error=(done.stderr.strip().splitlines() or ["unknown"])[-1], log=done.stderr)
-    return Trial(json.loads(done.stdout.splitlines()[-1]), log=done.stderr)
-
-
-# ---- conclusions
+def _try(build: Build, card: Gpu | None) -> Tried:
+    trial = run_trial(build.module) if card is None else try_once(build, card, again=True)
+    return Tried(build, card, trial)
 
 
 def _driver_problems(cards: Sequence[Gpu]) -> Iterator[Problem]:
@@ -175,21 +130,18 @@ def _driver_problems(cards: Sequence[Gpu]) -> Iterator[Problem]:
         yield Problem("", text, repair)
 
 
-def _load_problems(
-    found: dict[str, Build | None], trials: dict[str, Trial], cards: Sequence[Gpu]
-) -> Iterator[Problem]:
-    """Yield problems that only show when the libraries are loaded."""
-    extra = "gpu" if any(build and not build.for_cpus for build in map(found.get, trials)) else "cpu"
-    for module, trial in trials.items():
-        build = found[module]
-        if trial.error:
-            yield Problem(module, f"cannot be loaded: {trial.error}", install_command(extra, found))
-        elif cards and build and not build.for_cpus:
-            used = trial.values.get("gpus") or _accelerator(trial)
-            if not used:
-                reason = _reason(trial.log) or "it does not say why"
-                text = f"{build.distribution} {build.version} does not work on the GPU: {reason}"
-                yield Problem(module, text, install_command("gpu", found))
+def _trial_problems(found: dict[str, Build | None], trials: Sequence[Tried]) -> Iterator[Problem]:
+    """Yield problems that only show when the libraries are used."""
+    extra = "gpu" if any("-gpu" in build.distribution for build in found.values() if build) else "cpu"
+    for tried in trials:
+        if tried.trial.error:
+            text = f"cannot be loaded: {tried.trial.error}"
+            if tried.card is not None and tried.trial.values:
+                text = f"{tried.build} fails on {tried.card.name}: {tried.trial.error}"
+            repair = install_command(extra, found)
+            if tried.build.module == "torch":
+                repair = "install a C compiler, which Triton needs; without it, losses are not compiled"
+            yield Problem(tried.build.module, text, repair)
 
 
 def _notes(found: dict[str, Build | None], cards: Sequence[Gpu]) -> Iterator[str]:
@@ -209,45 +161,33 @@ def _notes(found: dict[str, Build | None], cards: Sequence[Gpu]) -> Iterator[str
 
 def _uses(
     found: dict[str, Build | None],
-    trials: dict[str, Trial],
+    trials: Sequence[Tried],
     cards: Sequence[Gpu],
     driver: tuple[int, int] | None,
 ) -> dict[str, str]:
     """Return what commands run on, with `--device auto`."""
-    card = f"GPU 0 ({cards[0].name})" if cards else "CPU"
-    torch = found["torch"]
-    if torch is None:
-        training = f"nothing: {needs('torch')}"
-    else:
-        works = torch.cuda is not None and driver is not None and torch.cuda[0] <= driver[0]
-        training = f"{card if works else 'CPU'}, torch"
+    on_gpu = {
+        tried.build.module
+        for tried in trials
+        if tried.card and tried.card.index == 0 and (tried.build.module == "torch" or not tried.trial.error)
+    }
+    place = {module: f"GPU 0 ({cards[0].name})" if module in on_gpu else "CPU" for module in NAMES}
+    loaded = {tried.build.module: tried.trial.values for tried in reversed(trials)}
+    training = f"{place['torch']}, torch" if found["torch"] else f"nothing: {needs('torch')}"
     embedding = "nothing: ONNX Runtime is missing or broken"
-    if trials["onnxruntime"].values:
-        accelerator = _accelerator(trials["onnxruntime"])
-        at = card if accelerator == _CUDA else "accelerator" if accelerator else "CPU"
-        embedding = f"{at}, {accelerator or _CPU}"
+    if providers := loaded.get("onnxruntime", {}).get("providers"):
+        used = next(name for name in ORT_NAMES.values() if providers.get(name))
+        other = "CPU" if used == ORT_NAMES["cpu"] else "accelerator"
+        embedding = f"{place['onnxruntime'] if used == ORT_NAMES['cuda'] else other}, {used}"
     comparing, searching = ("nothing: FAISS is missing or broken",) * 2
-    if trials["faiss"].values:
-        comparing = f"{card if trials['faiss'].values['gpus'] else 'CPU'}, FAISS"
-        searching = "CPU, FAISS on mapped files"
+    if loaded.get("faiss"):
+        comparing, searching = f"{place['faiss']}, FAISS", "CPU, FAISS on mapped files"
     return {
         _TRAINING: training,
         _EMBEDDING: embedding,
         _COMPARING: comparing,
         "search, serve (the index)": searching,
     }
-
-
-def _accelerator(trial: Trial) -> str:
-    working = trial.values.get("working", ())
-    return next((name for name in _ACCELERATORS if name in working), "")
-
-
-def _reason(log: str) -> str:
-    """Return why ONNX Runtime could not load a provider, from its log."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", log)
-    match = re.search(r"with error: (.+)", plain) or re.search(r"(CUDA failure [^;\n]+)", plain)
-    return match[1].strip() if match else ""
 
 
 # ---- output
@@ -260,15 +200,20 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
         f"the driver supports CUDA {facts['driver_cuda']}" if facts["driver_cuda"] else "no NVIDIA driver"
     )
     for card in facts["gpus"]:
-        capability = ".".join(map(str, card["capability"]))
+        capability = dotted(card["capability"])
         what = f"{card['name']}, {card['memory'] / 2**30:.1f} GiB, compute capability {capability}; {driver}"
-        rows.append([f"GPU {card['index']}", what])
+        tried = [
+            f"{NAMES[trial['module']]} {'fails' if trial['error'] else 'works'}"
+            for trial in facts["trials"]
+            if trial["gpu"] == card["index"]
+        ]
+        rows.append([f"GPU {card['index']}", f"{what}; tried: {', '.join(tried) or 'nothing'}"])
     if not facts["gpus"]:
         rows.append(["GPU", f"none; {driver}"])
     rows += [[NAMES[module], _library_text(build)] for module, build in facts["libraries"].items()]
-    states = {True: "works", False: "does not work"}
+    known = set(ORT_NAMES.values()) - {ORT_NAMES["cpu"]}
     providers = [
-        name if name not in _ACCELERATORS else f"{name} ({states[works]})"
+        f"{name} ({'works' if works else 'does not work'})" if name in known else name
         for name, works in facts["providers"].items()
     ]
     rows.append(["Providers", ", ".join(providers) or "none"])
@@ -290,7 +235,3 @@ def _library_text(build: dict[str, Any] | None) -> str:
     for_what = "for CPUs" if build["for_cpus"] else f"for CUDA {build['cuda'] or '(unknown version)'}"
     others = f"; also installed: {', '.join(build['others'])}" if build["others"] else ""
     return f"{build['version']} ({build['distribution']}), {for_what}{others}"
-
-
-def _dotted(version: tuple[int, int] | None) -> str | None:
-    return f"{version[0]}.{version[1]}" if version else None

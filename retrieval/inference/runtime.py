@@ -17,13 +17,6 @@ _DEVICES = {
     "cpu": ("auto", "cpu"),
 }
 PROVIDERS = tuple(_DEVICES)
-ORT_NAMES = {
-    "cuda": "CUDAExecutionProvider",
-    "coreml": "CoreMLExecutionProvider",
-    "openvino": "OpenVINOExecutionProvider",
-    "cpu": "CPUExecutionProvider",
-}
-"""Names of execution providers in ONNX Runtime, by ours."""
 _AUTO = ("cuda", "coreml", "openvino")
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import onnxruntime as ort
 
+from retrieval.devices import gpus
 from retrieval.errors import InputError
 from retrieval.external_data import refuse_external_data
+from retrieval.gpu_trials import ORT_NAMES, gpu_problem, report_cpu
 from retrieval.inference.interruption import interruptible
-from retrieval.inference.runtime import ORT_NAMES, Runtime
-from retrieval.installation import report_idle_gpu
+from retrieval.inference.runtime import Runtime
 from retrieval.notices import print_once
 
 CPU = ORT_NAMES["cpu"]
@@ -60,10 +61,12 @@ def open_session(path: Path, data: bytes, runtime: Runtime) -> ort.InferenceSess
     except Exception as error:  # ONNX Runtime raises its own classes, which differ between versions
         raise InputError(f"{path}: not a complete ONNX model ({reason(error)}); export it again") from error
     for name in candidates:
-        where = f"{name} on {runtime.device}" if runtime.device.index is not None else name
-        print_once(f"{where} does not work here, so the CPU runs the model; it needs {_REQUIREMENTS[name]}")
-    if runtime.is_automatic:
-        report_idle_gpu("onnxruntime")
+        if name != "cuda" or not gpus():
+            where = f"{name} on {runtime.device}" if runtime.device.index is not None else name
+            needed = _REQUIREMENTS[name]
+            print_once(f"{where} does not work here, so the CPU runs the model; it needs {needed}")
+    if gpus() and (runtime.is_automatic or "cuda" in candidates):
+        report_cpu("onnxruntime", runtime.device.index or 0)
     return session
 
 
@@ -82,6 +85,8 @@ def _accelerated(
     ort.set_default_logger_severity(4)  # it logs missing libraries at length
     try:
         if name == "cuda":
+            if gpu_problem("onnxruntime", runtime.device.index or 0):
+                return None
             with redirect_stdout(io.StringIO()):  # stdout is for results
                 ort.preload_dlls()  # CUDA libraries from pip packages, which the dynamic loader does not find
         # Operators that the accelerator does not support run on the CPU. The fallback of ONNX Runtime is off,

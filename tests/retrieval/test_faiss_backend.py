@@ -189,7 +189,9 @@ def test_without_a_gpu_the_cpu_computes(capsys: pytest.CaptureFixture[str]) -> N
     assert not backend_for(Device("cuda", 1)).pays(much)
     assert not backend_for(Device("cuda", 1)).builds_graph(1 << 20, 64)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("FAISS cannot use the device cuda:1, so the CPU does its work; ")
+    assert (
+        line == "FAISS runs on the CPU and not on GPU 1: there is no GPU 1; `lookalike doctor` lists the GPUs"
+    )
 
 
 # ---- on a GPU

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import runpy
 import shutil
@@ -16,42 +17,13 @@ import pytest
 
 from retrieval import installation
 from retrieval.devices import Gpu
-from retrieval.installation import Build, builds, find_problems, idle_gpu, versions
+from retrieval.installation import Build, builds, find_problems, module_problems, versions
+from tests.retrieval.stand_in import WHEELS, compile_driver, install
 
 ROOT = Path(__file__).parents[2]
 UV = Path(sys.executable).with_name("uv")
 CARDS = (Gpu(0, "NVIDIA L4", 24 << 30, (8, 9)),)
 CPU, GPU = ("faiss-cpu", "onnxruntime"), ("faiss-gpu-cuvs", "onnxruntime-gpu")
-# Distribution -> version, requirement that names CUDA, and its extension module: file and bytes.
-WHEELS = {
-    "faiss-cpu": ("1.15.1", "numpy", "faiss/_swigfaiss.abi3.so", 6541),
-    "faiss-gpu": ("1.15.1", "nvidia-cuda-runtime-cu12<13,>=12.6", "faiss/_swigfaiss.abi3.so", 7001),
-    "faiss-gpu-cuvs": ("1.15.1", "nvidia-cuda-runtime<14,>=13.2", "faiss/_swigfaiss.abi3.so", 7262),
-    "onnxruntime": ("1.32.0", "numpy", "onnxruntime/capi/state.so", 3661),
-    "onnxruntime-gpu": ("1.31.1", "numpy", "onnxruntime/capi/state.so", 3102),
-}
-
-
-def install(folder: Path, name: str) -> None:
-    """Write the files of a wheel and its records, over those that are there, as an installer does."""
-    version, requirement, extension, size = WHEELS[name]
-    module = extension.partition("/")[0]
-    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
-    files: dict[str, str] = {f"{module}/__init__.py": "", extension: "x" * size}
-    if name == "onnxruntime-gpu":
-        files["onnxruntime/capi/providers_cuda.so"] = "x" * 28_401
-    if module == "onnxruntime":
-        cuda = "cuda_version = '13.0'\n" if name == "onnxruntime-gpu" else ""
-        files["onnxruntime/capi/build_and_package_info.py"] = f"package_name = '{name}'\n{cuda}"
-    for path, content in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).unlink(missing_ok=True)  # it may be a hard link into the cache of uv
-        (folder / path).write_text(content)
-    info.mkdir()
-    (info / "METADATA").write_text(f"Name: {name}\nVersion: {version}\nRequires-Dist: {requirement}\n")
-    records = [f"{path},,{len(content)}\n" for path, content in files.items()]
-    records += [f"{info.name}/{own},,\n" for own in ("METADATA", "RECORD")]
-    (info / "RECORD").write_text("".join(records))
 
 
 @pytest.fixture
@@ -92,16 +64,89 @@ def test_cuda_versions_are_read(tmp_path: Path) -> None:
     }
 
 
-def test_a_gpu_that_is_too_old_is_named(tmp_path: Path) -> None:
-    for name in GPU:
+# Card -> compute capability, and the CUDA of the driver from which FAISS, ONNX Runtime and torch run, if any.
+TABLE = {
+    "Tesla V100": ((7, 0), "- - -"),
+    "Tesla T4": ((7, 5), "13.0 13.0 13.0"),
+    "NVIDIA A100": ((8, 0), "13.0 13.0 13.0"),
+    "NVIDIA L4": ((8, 9), "13.0 13.0 13.0"),
+    "NVIDIA GeForce RTX 4090": ((8, 9), "13.0 13.0 13.0"),
+    "NVIDIA H100": ((9, 0), "13.0 13.0 13.0"),
+    "NVIDIA B200": ((10, 0), "13.2 - 13.0"),
+    "NVIDIA B300": ((10, 3), "13.2 - 13.0"),
+    "NVIDIA GeForce RTX 5090": ((12, 0), "13.2 13.0 13.0"),
+    "NVIDIA GB10": ((12, 1), "13.2 - 13.0"),
+}
+DRIVERS = {"535": (12, 2), "550": (12, 4), "570": (12, 8), "580": (13, 0), "590": (13, 1), "595": (13, 2)}
+REPAIRS = {
+    "needs CUDA 13": "update the NVIDIA driver to 580 or newer",
+    "no machine code": "update the NVIDIA driver to one of CUDA 13.2 or newer",
+    "no code": "install a newer onnxruntime-gpu that has it",
+}
+
+
+def test_cards_and_drivers_that_suit_the_builds(tmp_path: Path) -> None:
+    """All cards by all drivers, through a driver that is compiled here."""
+    for name in (*GPU, "torch"):
         install(tmp_path, name)
-    volta = (Gpu(0, "Tesla V100", 16 << 30, (7, 0)),)
-    problems = find_problems(found_in(tmp_path), volta, (13, 0))
-    assert [problem.module for problem in problems] == ["faiss", "onnxruntime"]
-    assert problems[0].text == "faiss-gpu-cuvs 1.15.1 needs compute capability 7.5, but Tesla V100 has 7.0"
-    assert problems[0].repair.endswith(" faiss-gpu 'onnxruntime-gpu[cuda,cudnn]<1.27'")
-    for name in GPU:
-        assert name in problems[0].repair.split("&&")[0].split()
+    compile_driver(tmp_path)
+    program = f"""
+import itertools, json, os, sys
+from retrieval.devices import driver_cuda, gpus
+from retrieval.installation import builds, module_problems
+found, verdicts = builds([sys.argv[1]]), []
+for (name, (card, _)), cuda in itertools.product({TABLE}.items(), {DRIVERS}.values()):
+    os.environ |= {{"CARDS": f"{{name}}/{{card[0]}}/{{card[1]}}", "DRIVER_CUDA": f"{{cuda[0]}}0{{cuda[1]}}0"}}
+    gpus.cache_clear()
+    assert [(gpu.name, gpu.capability) for gpu in gpus()] == [(name, card)] and driver_cuda() == cuda
+    for module in found:
+        problem = next(module_problems(module, found, gpus(), driver_cuda()), None)
+        verdicts.append((name, cuda, module, problem and (problem.text, problem.repair)))
+print(json.dumps(verdicts))
+"""
+    environment = {"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    verdicts = json.loads(done.stdout)
+    assert len(verdicts) == 3 * len(TABLE) * len(DRIVERS)
+    for name, cuda, module, problem in verdicts:
+        capability, first = TABLE[name]
+        need = first.split()[["faiss", "onnxruntime", "torch"].index(module)]
+        works = need != "-" and tuple(cuda) >= tuple(map(int, need.split(".")))
+        assert (problem is None) == works, (name, cuda, module, problem)
+        if problem is not None:
+            kind = "needs CUDA 13" if cuda[0] < 13 else "no code" if need == "-" else "no machine code"
+            assert kind in problem[0]
+            assert (name in problem[0]) == (cuda[0] >= 13)
+            if capability >= (7, 5) or cuda[0] < 13:
+                assert problem[1] == REPAIRS[kind]
+            elif module == "torch":
+                assert problem[1] == "install a torch for CUDA 12 instead"
+            else:
+                assert problem[1].endswith(" faiss-gpu 'onnxruntime-gpu[cuda,cudnn]<1.27'")
+                assert {*GPU} <= set(problem[1].split("&&")[0].split())
+
+
+def test_texts_name_build_card_and_driver(tmp_path: Path) -> None:
+    for name in (*GPU, "torch"):
+        install(tmp_path, name)
+    found = found_in(tmp_path)
+
+    def text(module: str, card: str, driver: tuple[int, int]) -> str:
+        gpu = Gpu(0, card, 24 << 30, TABLE[card][0])
+        return next(module_problems(module, found, [gpu], driver)).text
+
+    assert text("faiss", "NVIDIA GeForce RTX 5090", (13, 0)) == (
+        "faiss-gpu-cuvs 1.15.1 has no machine code for compute capability 12.0 of NVIDIA GeForce RTX 5090, "
+        "and the driver only compiles for CUDA 13.0"
+    )
+    assert text("onnxruntime", "NVIDIA B200", (13, 2)) == (
+        "onnxruntime-gpu 1.31.1 has no code for compute capability 10.0 of NVIDIA B200"
+    )
+    assert (
+        text("torch", "Tesla T4", (12, 8)) == "torch 2.15.0 needs CUDA 13, but the driver only supports 12.8"
+    )
 
 
 @pytest.mark.parametrize("last", [CPU, GPU], ids="+".join)
@@ -128,11 +173,9 @@ def test_builds_for_cpus_beside_a_gpu_are_wrong(tmp_path: Path, elsewhere: None)
         install(tmp_path, name)
     found = found_in(tmp_path)
     assert texts(found) == ["faiss-cpu 1.15.1 is a build for CPUs", "onnxruntime 1.32.0 is a build for CPUs"]
-    line = idle_gpu("onnxruntime", "", found, CARDS, (13, 0))
-    assert line.startswith("ONNX Runtime runs on the CPU and leaves NVIDIA L4 idle: onnxruntime 1.32.0 is a")
-    assert line.endswith(" faiss-cpu onnxruntime && " + line.rpartition("&& ")[2])
-    assert "'lookalike[gpu]'" in line
-    assert "\n" not in line
+    repair = find_problems(found, CARDS, (13, 0))[0].repair
+    assert " faiss-cpu onnxruntime && " in repair
+    assert repair.endswith("'lookalike[gpu]'")
 
 
 def test_the_environment_of_a_checkout_is_repaired_with_make(
@@ -143,13 +186,6 @@ def test_the_environment_of_a_checkout_is_repaired_with_make(
     assert installation.install_command("gpu", {}) == f"make -C {tmp_path} --always-make env GPU=1"
     monkeypatch.chdir(tmp_path)
     assert installation.install_command("cpu", {}) == "make --always-make env"
-
-
-def test_the_reason_of_the_caller_counts_where_the_build_is_right(tmp_path: Path) -> None:
-    for name in GPU:
-        install(tmp_path, name)
-    line = idle_gpu("faiss", "out of memory", found_in(tmp_path), CARDS, (13, 0))
-    assert line.endswith("leaves NVIDIA L4 idle: out of memory; `lookalike doctor` looks for the cause")
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "onnxruntime-gpu"])

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from retrieval.devices import gpus
+from retrieval.gpu_trials import gpu_problem
 from retrieval.notices import print_notice
 
 Compile = Literal["auto", "none", "network", "loss", "all"]
-
-_OLDEST = (7, 0)  # compute capability that Triton generates code for
 
 
 def compiled_parts(setting: Compile, device: torch.device) -> frozenset[str]:
     """Return which of network and loss to compile.
 
-    `auto` compiles the loss on a GPU: hundreds of small operations become about fifty kernels. The network
-    gains less, and takes minutes.
+    `auto` compiles the loss on a GPU where a trial could: hundreds of small operations become about fifty
+    kernels. The network gains less, and takes minutes.
     """
-    if setting == "auto":
-        return frozenset({"loss"} if _can_generate_code(device) else ())
-    return frozenset({"none": (), "all": ("network", "loss")}.get(setting, (setting,)))
-
-
-def _can_generate_code(device: torch.device) -> bool:
-    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
-        return False
-    return torch.cuda.get_device_capability(device) >= _OLDEST
+    if setting != "auto":
+        return frozenset({"none": (), "all": ("network", "loss")}.get(setting, (setting,)))
+    if device.type != "cuda":
+        return frozenset()
+    problem = gpu_problem("torch", device.index or 0) if gpus() else None  # AMD's GPUs are not tried
+    if problem is not None:
+        print_notice(f"compile: the loss runs without: {problem.text}; {problem.repair}")
+    return frozenset(() if problem else ("loss",))
 
 
 class Compiled:

@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from retrieval.devices import gpus
 from retrieval.errors import InputError
-from retrieval.installation import report_idle_gpu
+from retrieval.gpu_trials import build_problem, report_cpu
 from train.loop.processes import LONGEST_START, Processes, launched_processes
 
 _T = TypeVar("_T")
@@ -119,12 +120,14 @@ def find_device(name: str) -> torch.device:
     Raises:
         InputError: An unknown device name, or a GPU that does not exist.
     """
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-        if name == "cpu":
-            report_idle_gpu("torch")
+        if gpus() and (name == "cpu" or build_problem("torch", local_rank)):
+            name = "cpu"
+            report_cpu("torch", local_rank)
     if name == "cuda":
-        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+        name = f"cuda:{local_rank}"
     try:
         device = torch.device(name)
         if device.type == "cuda":  # the thread that pins memory would open a context on the first GPU

@@ -13,7 +13,6 @@ import faiss
 import onnxruntime
 import pytest
 
-from retrieval.commands.doctor import _reason
 from retrieval.devices import driver_cuda, gpus
 from retrieval.installation import builds, find_problems
 from tests.conftest import lookalike_here
@@ -64,15 +63,3 @@ def test_both_pairs_and_a_library_that_cannot_be_loaded(
     else:
         assert {"uninstall", installed.distribution, "faiss-gpu", "&&"} <= set(repair.split())
     assert runtime == "Wrong: ONNX Runtime: cannot be loaded: ImportError: libcudart.so.13: cannot open"
-
-
-def test_reason_is_taken_from_the_log_of_onnx_runtime() -> None:
-    """What onnxruntime-gpu 1.31.1 wrote on a machine without a driver."""
-    log = (
-        "\x1b[1;31m2026-11-22 19:17:31.4 [E:onnxruntime:Default, provider_bridge_ort.cc:2458 operator()] "
-        "provider_bridge_ort.cc:2043 Provider& onnxruntime::ProviderLibrary::Get() [ONNXRuntimeError] : 1 : "
-        "FAIL : Failed to load library /x/libonnxruntime_providers_cuda.so with error: libcuda.so.1: cannot "
-        "open shared object file: No such file or directory\n\x1b[m\n\x1b[0;93m2026-11-22 [W:x] Failed\n"
-    )
-    assert _reason(log) == "libcuda.so.1: cannot open shared object file: No such file or directory"
-    assert _reason("") == ""

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from retrieval.installation import Problem
 from train.config import Config
 from train.loop import compilation
 from train.loop.compilation import Compiled, compiled_parts
@@ -43,14 +44,22 @@ def test_errors_of_the_module_are_not_taken_for_failures(monkeypatch: pytest.Mon
         Compiled(Refuses(), "loss")(torch.tensor([torch.nan]))
 
 
-def test_auto_compiles_the_loss_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_compiles_the_loss_on_a_gpu_that_could_in_a_trial(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     assert compiled_parts("auto", cpu) == set()
     assert compiled_parts("all", cpu) == {"network", "loss"}
     assert compiled_parts("network", gpu) == {"network"}
     assert compiled_parts("none", gpu) == set()
-    monkeypatch.setattr(compilation, "_can_generate_code", lambda device: device.type == "cuda")
+    monkeypatch.setattr(compilation, "gpus", lambda: [0, 1])
+    monkeypatch.setattr(compilation, "gpu_problem", lambda module, number: None)
     assert compiled_parts("auto", gpu) == {"loss"}
+    assert capsys.readouterr().err == ""
+    failed = Problem("torch", "torch fails on NVIDIA L4: it is stuck", "try again")
+    monkeypatch.setattr(compilation, "gpu_problem", lambda module, number: failed if number == 1 else None)
+    assert compiled_parts("auto", torch.device("cuda", 1)) == set()
+    assert capsys.readouterr().err == f"compile: the loss runs without: {failed.text}; try again\n"
 
 
 @pytest.mark.parametrize(("given", "named"), [(True, "network"), (False, "none"), ("all", "all")])
