@@ -42,6 +42,12 @@ class InputError(LookalikeError):
     title = "Invalid request"
 
 
+class ConditionError(InputError):
+    """An invalid condition on items, see `retrieval.search.where`."""
+
+    pointer = "#/where"
+
+
 class LockedError(LookalikeError):
     """Another process is writing to the gallery."""
 

@@ -17,14 +17,16 @@ from retrieval.images.load import ImageSource
 from retrieval.inference.runtime import Runtime
 from retrieval.search.calibration import DEPTH, Calibration, CalibrationFile, summary
 from retrieval.search.embeddings import StoredEmbeddings
-from retrieval.search.query import SearchOptions
+from retrieval.search.query import MOST_CANDIDATES, SearchOptions
 from retrieval.search.vectors import bounded_cosine
+from retrieval.storage.conditions import find_column, item_columns
 from retrieval.storage.facets import Facets
 from retrieval.storage.identity import check_same, check_vectors, own_model
 from retrieval.storage.listing import Order, Place
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.paths import ItemPaths
 from retrieval.storage.records import BadFile, StoredItem, Value
+from retrieval.storage.schema import BUILT_IN
 
 
 @dataclass(frozen=True)
@@ -269,6 +271,8 @@ class SearchableGallery(ABC):
         Raises:
             InputError: An option is invalid, or the queries have another shape.
         """
+        if options.order is not None:
+            return self._in_order(queries, options, Order.parse(options.order), own)
         calibration = self.calibration if options.has_probabilities else None
         if calibration is None:
             if options.min_probability is not None:
@@ -281,6 +285,23 @@ class SearchableGallery(ABC):
             found = self._nearest(queries, options, own)
             near = self._nearest(queries, SearchOptions(DEPTH, exclude=options.exclude), own)
         return _with_probabilities(found, near, calibration, options)
+
+    def _in_order(
+        self,
+        queries: np.ndarray,
+        options: SearchOptions,
+        order: Order,
+        own: Sequence[tuple[int, ...]] | None,
+    ) -> list[list[Hit]]:
+        """Return the first hits of each query in an order; see `SearchOptions.order`."""
+        try:
+            column = find_column(order.column, item_columns(self.columns())).name
+        except InputError as error:
+            error.args, error.pointer = (f"order: {error}",), "#/order"
+            raise
+        most = replace(options, k=max(options.k, MOST_CANDIDATES), order=None)
+        found = self.find(queries, most, own)
+        return [_ordered(hits, column, order.descending)[: options.k] for hits in found]
 
     @abstractmethod
     def _nearest(
@@ -447,6 +468,15 @@ class SearchableGallery(ABC):
     @abstractmethod
     def state_digest(self) -> str:
         """Return a short text that changes with the items, their facts or the model."""
+
+
+def _ordered(hits: Sequence[Hit], column: str, descending: bool) -> list[Hit]:
+    """Return hits by their values of a column: numbers before text, equal ones as before, missing last."""
+    values = [getattr(hit, column) if column in BUILT_IN else hit.metadata.get(column) for hit in hits]
+    present = [number for number, value in enumerate(values) if value is not None]
+    present.sort(key=lambda number: (isinstance(values[number], str), values[number]), reverse=descending)
+    missing = [number for number, value in enumerate(values) if value is None]
+    return [hits[number] for number in present + missing]
 
 
 def _with_probabilities(

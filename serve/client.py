@@ -167,6 +167,7 @@ class Client:
         exclude: Iterable[int | str] = (),
         rerank: Rerank = "none",
         min_probability: float | None = None,
+        order: str | None = None,
         galleries: Iterable[str] = (),
     ) -> list[Hit]:
         """Return the images most similar to an image, an item, a vector or a URL, to texts, or to both.
@@ -194,6 +195,8 @@ class Client:
             rerank: Re-ranking of the hits, which also determines the score.
             min_probability: Lowest probability of a hit, 0 to 1, in a calibrated gallery; an empty list means
                 that there is nothing like the query.
+            order: Column by which the 1000 best hits are ordered, such as `price` or `price desc`; `k` is how
+                many of them are returned.
             galleries: Names of galleries of one model to search together, in place of that of the client.
                 Ids are of the first.
 
@@ -205,7 +208,7 @@ class Client:
         number = sum(one is not None for one in (image, id, vector, url)) + bool(views["like"])
         if number > 1 or not (number or text):
             raise InputError("search: give exactly one of image, id, vector, url and like, or text")
-        given = _options(k, where, min_score, group_by, exclude, rerank, min_probability)
+        given = _options(k, where, min_score, group_by, exclude, rerank, min_probability, order)
         for name, texts in (("text", text), ("without", without)):
             if texts:
                 given[name] = [texts] if isinstance(texts, str) else list(texts)
@@ -235,6 +238,7 @@ class Client:
         exclude: Iterable[int | str] = (),
         rerank: Rerank = "none",
         min_probability: float | None = None,
+        order: str | None = None,
     ) -> list[list[Hit] | ApiError]:
         """Return the hits of each image, or its error. What is not listed is as for `search`.
 
@@ -245,9 +249,8 @@ class Client:
         Raises:
             ApiError: The server refuses the request; with `together`, also for a single unusable image.
         """
-        options = _options(k, where, min_score, group_by, exclude, rerank, min_probability) | {
-            "together": together
-        }
+        given = _options(k, where, min_score, group_by, exclude, rerank, min_probability, order)
+        options = given | {"together": together}
         return self._request_json(
             lambda answer: [*map(_batch_result, answer["results"])],
             "POST",
@@ -565,6 +568,7 @@ def _options(
     exclude: Iterable[int | str],
     rerank: Rerank,
     min_probability: float | None,
+    order: str | None,
 ) -> dict[str, Any]:
     return _without_none(
         {
@@ -575,6 +579,7 @@ def _options(
             "rerank": rerank,
             "exclude": list(exclude),
             "min_probability": min_probability,
+            "order": order,
         }
     )
 

@@ -22,6 +22,7 @@ RERANKS = {
     "k-reciprocal": "1 - k-reciprocal distance",
 }
 # Candidates of k-reciprocal re-ranking: k, but within these limits, since all are compared with each other.
+# An order by a column has the most of them.
 CANDIDATES, MOST_CANDIDATES = 200, 1000
 
 
@@ -42,6 +43,9 @@ class SearchOptions:
         min_probability: Lowest probability of a hit, from 0 to 1, in a calibrated gallery; not with `rerank`.
         calibrated: Whether the queries are images, of whose hits a calibration gives the probabilities. Text
             has other cosines.
+        order: Order of the hits: a column, with "desc" for high values first, such as "price desc". The
+            `MOST_CANDIDATES` best hits are put in this order, whatever `k` is: more hits only continue the
+            list. Equal values are best first, missing ones last. `None` for the best first.
 
     Raises:
         InputError: A value that is out of range or unknown.
@@ -55,6 +59,7 @@ class SearchOptions:
     rerank: str = "none"
     min_probability: float | None = None
     calibrated: bool = True
+    order: str | None = None
 
     def __post_init__(self) -> None:
         if self.k < 1:

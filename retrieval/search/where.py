@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
-from retrieval.errors import InputError
+from retrieval.errors import ConditionError
 from retrieval.storage.conditions import (
     ColumnName,
     Condition,
@@ -60,11 +60,11 @@ def parse_condition(text: str) -> Condition:
     """Parse a condition.
 
     Raises:
-        InputError: A syntax error, with its position and what was expected there; or a condition that is too
-            deeply nested or has too many tests.
+        ConditionError: A syntax error, with its position and what was expected there; or a condition that is
+            too deeply nested or has too many tests.
     """
     if not is_text(text):
-        raise InputError("where: the condition has characters that the database cannot store")
+        raise ConditionError("where: the condition has characters that the database cannot store")
     return _Parser(text).parse()
 
 
@@ -167,7 +167,7 @@ class _Parser:
         try:
             fold_pattern(*values)
         except ValueError as error:
-            raise InputError(f"where: pattern at character {position + 1}: {error}") from None
+            raise ConditionError(f"where: pattern at character {position + 1}: {error}") from None
         return tuple(values)
 
     def _value(self) -> ConditionValue:
@@ -177,7 +177,7 @@ class _Parser:
             found = instant(text)
             if found is None:
                 what = f"{text!r} is no date or time of ISO 8601, such as 2024-05-01 or 2024-05-01T12:30:00Z"
-                raise InputError(f"where: at character {token.position + 1}, {what}")
+                raise ConditionError(f"where: at character {token.position + 1}, {what}")
             return Instant(found)
         if token.kind == "text":
             return self._quoted_text("text")
@@ -212,7 +212,7 @@ class _Parser:
             if found is None:
                 unfinished = {"'": "text is not closed by '", '"': 'a name is not closed by "'}
                 what = unfinished.get(text[position], f"the character {text[position]!r} is not allowed")
-                raise InputError(f"where: {what}, at character {position + 1} of the condition")
+                raise ConditionError(f"where: {what}, at character {position + 1} of the condition")
             kind, word = str(found.lastgroup), found[0]
             if kind == "word" and word.lower() in _KEYWORDS:
                 kind, word = "keyword", word.lower()
@@ -249,10 +249,10 @@ class _Parser:
     def _fail(self, expected: str) -> NoReturn:
         token = self._peek
         found = "the end" if token.kind == "end" else repr(token.text[:40])
-        raise InputError(f"where: at character {token.position + 1}, expected {expected}; got {found}")
+        raise ConditionError(f"where: at character {token.position + 1}, expected {expected}; got {found}")
 
     def _refuse(self, what: str) -> NoReturn:
-        raise InputError(f"where: {what}, at character {self._peek.position + 1} of the condition")
+        raise ConditionError(f"where: {what}, at character {self._peek.position + 1} of the condition")
 
 
 def _number(text: str) -> int | float:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from retrieval.errors import InputError, did_you_mean
+from retrieval.errors import ConditionError, InputError, did_you_mean
 from retrieval.storage.functions import ESCAPE, fold_pattern
 from retrieval.storage.schema import BUILT_IN, quoted
 
@@ -253,7 +253,7 @@ def _check_type(column: Column, type_: Type, holds: Callable[[Column, str], bool
         raise wrong_type(column, type_, position)
 
 
-def wrong_type(column: Column, type_: Type, position: int) -> InputError:
+def wrong_type(column: Column, type_: Type, position: int) -> ConditionError:
     """Return the error of a comparison of a column with a type of which it has no value."""
     held = (
         "no dates"
@@ -261,7 +261,7 @@ def wrong_type(column: Column, type_: Type, position: int) -> InputError:
         else f"{_NOUNS['number' if type_ == 'text' else 'text']}, not {_NOUNS[type_]}"
     )
     place = f"where: column {column.name!r} at character {position + 1}"
-    return InputError(f"{place}: it holds {held}; {_REMEDIES[type_]}")
+    return ConditionError(f"{place}: it holds {held}; {_REMEDIES[type_]}")
 
 
 # ---- columns
@@ -287,11 +287,11 @@ def find_column(name: str, columns: Mapping[str, Column], position: int | None =
     found = {known.lower(): column for known, column in columns.items()}.get(name.lower())
     if found is None:
         what = f"no column {name!r}"
-        if position is not None:
-            what = f"where: {what} at character {position + 1}"
         listed = [*list(columns)[:_LISTED], *(["..."] if len(columns) > _LISTED else [])]
         hint = did_you_mean(name, columns, f"columns: {', '.join(listed)}")
-        raise InputError(f"{what}; {hint}")
+        if position is None:
+            raise InputError(f"{what}; {hint}")
+        raise ConditionError(f"where: {what} at character {position + 1}; {hint}")
     return found
 
 

@@ -101,6 +101,8 @@ def install(app: FastAPI, telemetry: Telemetry) -> None:
         # Refusals under overload are counted, not logged: the log could not keep up.
         if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, BusyError):
             _log.error("%s: %s: %s", instance_of(request.scope), error.code, error)
+        if isinstance(error, InputError) and error.pointer and request.method == "GET":
+            error.pointer = error.pointer.replace("#/", "#/query/", 1)  # as those of pydantic
         return respond(request, error)
 
     @app.exception_handler(StoreError)

@@ -21,7 +21,7 @@ from pydantic import model_validator as validator
 from pydantic_core import from_json
 
 from retrieval.errors import InputError
-from retrieval.search.query import RERANKS, SearchOptions
+from retrieval.search.query import MOST_CANDIDATES, RERANKS, SearchOptions
 from serve.core.queries import (
     MAX_TOGETHER,
     MIN_SIDE,
@@ -148,6 +148,14 @@ class SearchFields(BaseModel):
         description="Column; only the best hit for each of its values is returned.",
         examples=["label"],
     )
+    order: str | None = Field(
+        None,
+        max_length=100,
+        description="Column by which the hits are ordered, with `desc` for high values first. The "
+        f"{MOST_CANDIDATES:,} best hits are ordered, and `k` is how many of them are returned, so that more "
+        "only continue the list. Missing values are last. By default the best hits are first.",
+        examples=["price", "price desc"],
+    )
     exclude: list[ItemName] = Field(
         default_factory=list, max_length=MAX_K, description="Images of the gallery to leave out of the hits."
     )
@@ -168,6 +176,7 @@ class SearchFields(BaseModel):
             self.group_by,
             self.rerank,
             self.min_probability,
+            order=self.order,
         )
 
 
@@ -250,7 +259,7 @@ class GalleriesField(BaseModel):
         default_factory=list,
         max_length=MAX_GALLERIES,
         description="Names of galleries to search together, at /v1 only; they have to be of one model. Ids "
-        "in the query are of the first. Not with exclude, group_by, rerank and min_probability.",
+        "in the query are of the first. Not with exclude, group_by, order, rerank and min_probability.",
         examples=[["birds", "cars"]],
     )
 
@@ -341,7 +350,7 @@ class SearchRequest(SearchFields, Query, GalleriesField):
 
     @validator(mode="after")
     def _check_galleries(self) -> SearchRequest:
-        alone = ("exclude", "group_by", "rerank", "min_probability")
+        alone = ("exclude", "group_by", "order", "rerank", "min_probability")
         others = [name for name in alone if getattr(self, name) not in ([], None, "none")]
         if self.galleries and others:
             raise ValueError(f"not possible in several galleries at once: {', '.join(others)}")
@@ -505,7 +514,7 @@ class Hit(Image):
 
 
 class SearchAnswer(BaseModel):
-    """Hits of a search, best first."""
+    """Hits of a search, best first unless ordered by a column."""
 
     hits: list[Hit]
     nothing_like_it: bool = Field(description="Whether no hit reaches `min_probability`.")

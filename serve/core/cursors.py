@@ -20,6 +20,12 @@ MAX_CURSOR = 2000  # characters
 _DIGITS = 8  # of the gallery's UUID, and of the SHA-256 of condition and order
 
 
+class CursorError(InputError):
+    """A cursor that does not belong to the listing."""
+
+    pointer = "#/cursor"
+
+
 @dataclass(frozen=True)
 class Listing:
     """What a cursor belongs to.
@@ -44,14 +50,14 @@ class Listing:
         """Return the place of a cursor.
 
         Raises:
-            InputError: It is not a cursor of this listing.
+            CursorError: It is not a cursor of this listing.
         """
         uuid, digest, value, number = _decode(cursor)
         if uuid != self.uuid[:_DIGITS]:
-            raise InputError("cursor: the gallery was rebuilt in the meantime; list it again from the start")
+            raise CursorError("cursor: the gallery was rebuilt in the meantime; list it again from the start")
         if digest != self._digest():
             what = "cursor: it belongs to another condition or order"
-            raise InputError(f"{what}; send those of the first page with every cursor")
+            raise CursorError(f"{what}; send those of the first page with every cursor")
         return Place(value, number)
 
     def _digest(self) -> str:
@@ -78,5 +84,5 @@ def _is_stored(value: object) -> bool:
     return type(value) is float or (type(value) is str and is_text(value))
 
 
-def _invalid() -> InputError:
-    return InputError("cursor: not one of this API; send the next_cursor of the page before, unchanged")
+def _invalid() -> CursorError:
+    return CursorError("cursor: not one of this API; send the next_cursor of the page before, unchanged")

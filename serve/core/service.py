@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from retrieval.analysis.heatmaps import Heatmaps, heatmaps_of_pixels
-from retrieval.errors import ImageError, InputError
+from retrieval.errors import ConditionError, ImageError, InputError
 from retrieval.images.load import load_image
 from retrieval.images.preprocess import Box
 from retrieval.inference.runtime import Runtime
@@ -512,10 +512,10 @@ def open_services(
 
 
 def check_condition(text: str | None) -> None:
-    """Raise an `InputError` if the condition of a request is too long."""
+    """Raise a `ConditionError` if the condition of a request is too long."""
     if text is not None and len(text) > MAX_CONDITION:
         what = f"the condition has {len(text)} characters"
-        raise InputError(f"where: {what}; at most {MAX_CONDITION} are allowed in a request")
+        raise ConditionError(f"where: {what}; at most {MAX_CONDITION} are allowed in a request")
 
 
 def _search(
@@ -530,7 +530,8 @@ def _search(
             else []
         )
     except InputError as error:
-        raise InputError(gallery.public(str(error))) from error
+        error.args = (gallery.public(str(error)),)
+        raise
     hits = iter(found)
     return [query if isinstance(query, InputError) else next(hits) for query in queries]
 

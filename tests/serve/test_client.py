@@ -53,6 +53,16 @@ def test_items_and_vectors_are_searched(client: Client, gallery: Gallery) -> Non
         assert [hit.id for hit in hits] == expected
 
 
+def test_hits_are_ordered_by_a_column(client: Client, gallery: Gallery, shop: Path) -> None:
+    by_label = sorted(gallery.search_id(3, 24), key=lambda hit: str(hit.label), reverse=True)
+    assert [hit.id for hit in client.search(id=3, k=9, order="label desc")] == [
+        hit.id for hit in by_label[:9]
+    ]
+    (found,) = client.search_batch([shop / "red" / "1.png"], k=24, order="label")
+    assert not isinstance(found, ApiError)
+    assert [hit.label for hit in found] == sorted(str(hit.label) for hit in found)
+
+
 def test_liked_and_unliked_images_are_searched(client: Client, gallery: Gallery, shop: Path) -> None:
     """Two times the mean of the liked vectors minus that of the unliked ones, whatever they are given as."""
     path, (liked, unliked) = shop / "green" / "3.png", gallery.ids_of(["red/1.png", "blue/2.png"])

@@ -87,6 +87,7 @@ def test_refusals_say_why(url: str) -> None:
         ("/v1", {"galleries": ["shop", "other"]}, 422, "did you mean"),
         ("/v1", {"galleries": ["shop", "shop"]}, 422, "twice"),
         ("/v1", {"galleries": ["shop"], "group_by": "label", "exclude": [1]}, 422, "exclude, group_by"),
+        ("/v1", {"galleries": ["shop"], "order": "label"}, 422, "order"),
         ("/v1", {"galleries": ["others", "shop"], "where": "label = 'red' and nothing = 1"}, 422, "nothing"),
         ("/v1/galleries/others", {"galleries": ["shop"]}, 422, "/v1/search"),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrieval import Gallery, InputError
-from retrieval.search.query import CANDIDATES, SearchOptions
+from retrieval.search.query import CANDIDATES, MOST_CANDIDATES, SearchOptions
 from retrieval.search.rerank import k_reciprocal
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import FileStamp, IndexSpec, NewItem
@@ -176,6 +177,55 @@ def test_group_by_with_where(gallery: Gallery) -> None:
     assert keys(hits) == numbered([rows[i] for i in expected])
 
 
+def in_order(rows: list[int], column: str, descending: bool) -> list[int]:
+    """Return rows by their values of a column: missing values last, equal ones as they are."""
+    there = [i for i in rows if facts(i)[column] is not None]
+    there.sort(key=lambda i: facts(i)[column], reverse=descending)
+    return there + [i for i in rows if facts(i)[column] is None]
+
+
+@pytest.mark.parametrize(
+    ("order", "column", "descending"),
+    [
+        ("price", "price", False),
+        ("PRICE desc", "price", True),
+        ("label desc", "label", True),
+        ("brand", "brand", False),
+    ],
+)
+def test_order_by_a_column(gallery: Gallery, order: str, column: str, descending: bool) -> None:
+    options = SearchOptions(300, "key != 'k7'", min_score=0.1, order=order)
+    (hits,) = gallery.find(QUERY, options)
+    scores = clustered(1, COUNT).astype(float) @ QUERY[0].astype(float)
+    expected = [i for i in brute_force(QUERY[0]) if scores[i] >= 0.1 and i != 7]
+    assert 20 < len(expected) < COUNT - 20
+    assert keys(hits) == numbered(in_order(expected, column, descending))
+    (first,) = gallery.find(QUERY, replace(options, k=9))
+    assert first == hits[:9]
+    groups = gallery.find(QUERY, SearchOptions(300, group_by="label", order="price"))[0]
+    best = gallery.search_vectors(QUERY, 300, group_by="label")[0]
+    assert {hit.key for hit in groups} == {hit.key for hit in best}
+
+
+def test_order_is_among_the_most_similar_and_more_hits_continue_it(tmp_path: Path) -> None:
+    """The cheapest of the whole gallery are not the answer, and a longer answer begins with the shorter."""
+    count = MOST_CANDIDATES + 300
+    vectors, prices = clustered(3, count), np.random.default_rng(4).permutation(count)
+    store = Store.create(tmp_path / "g", MANIFEST)
+    items = [
+        NewItem(FileStamp("/p", f"{i}.jpg", 1, 1), "", 1, 1, {"price": price}, f"k{i}")
+        for i, price in enumerate(prices.tolist())
+    ]
+    with store.writing():
+        store.commit(vectors, items)
+    opened = Gallery.open(tmp_path / "g")
+    nearest = np.argsort(-(vectors.astype(float) @ QUERY[0].astype(float)))[:MOST_CANDIDATES]
+    expected = numbered(nearest[np.argsort(-prices[nearest])].tolist())
+    for k in (1, 48, 400, MOST_CANDIDATES):
+        (hits,) = opened.find(QUERY, SearchOptions(k, order="price desc"))
+        assert keys(hits) == expected[:k]
+
+
 def test_query_expansion_searches_again(gallery: Gallery) -> None:
     vectors = clustered(1, COUNT)
     hats = brute_force(QUERY[0], lambda f: f["label"] == "hat")
@@ -336,6 +386,12 @@ def test_empty_gallery(tmp_path: Path) -> None:
 def test_invalid_options(gallery: Gallery, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         gallery.search_vectors(QUERY, **options)
+
+
+def test_unknown_order(gallery: Gallery) -> None:
+    with pytest.raises(InputError, match="order: no column 'pric'; did you mean 'price'") as failed:
+        gallery.find(QUERY, SearchOptions(order="pric desc"))
+    assert failed.value.pointer == "#/order"
 
 
 def test_unknown_items_and_vectors_of_another_model(gallery: Gallery) -> None:

@@ -128,6 +128,7 @@ def test_files_of_a_form_may_have_any_usual_name(api: httpx.Client, query: bytes
         {"k": 4, "where": "price >= 50 and label != 'red'"},
         {"min_score": 0.9},
         {"group_by": "label"},
+        {"order": "price desc", "k": 9},
         {"exclude": [1, "red/2.png", "3"]},
         {"rerank": "k-reciprocal", "k": 7},
         {"rerank": "query-expansion", "where": "label = 'green'"},

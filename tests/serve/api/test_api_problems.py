@@ -89,6 +89,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("/search", {"json": {"id": 1, "where": "label like 5" + " " * 4096}}, 422, "invalid-request"),
     ("/search", {"json": {"id": 1, "where": "label = 7"}}, 422, "invalid-request"),
     ("/search", {"json": {"id": 1, "group_by": "colour"}}, 422, "invalid-request"),
+    ("/search", {"json": {"id": 1, "order": "colour"}}, 422, "invalid-request"),
     ("/search", {"json": {"id": 1, "rerank": "magic"}}, 422, "invalid-request"),
     ("/search", {"json": {"id": 1, "exclude": ["nowhere"]}}, 422, "invalid-request"),
     ("/search", {"json": {"id": 1, "exclude": [2**63]}}, 422, "invalid-request"),
@@ -172,6 +173,14 @@ def test_all_faults_are_listed_with_json_pointers(api: httpx.Client) -> None:
     assert "(and 999 more)" in many["detail"]
     by_query = _problem(api.post("/v1/search?k=0", json={"id": 1}), 422, "invalid-request")
     assert [fault["pointer"] for fault in by_query["errors"]] == ["#/query/k"]
+
+
+@pytest.mark.parametrize("where", ["label =", "colour = 'red'", "label = 7", "label = '\0'", "x" * 5000])
+def test_wrong_condition_has_a_pointer(api: httpx.Client, where: str) -> None:
+    searched = _problem(api.post("/v1/search", json={"id": 1, "where": where}), 422, "invalid-request")
+    assert [fault["pointer"] for fault in searched["errors"]] == ["#/where"]
+    listed = _problem(api.get("/v1/items", params={"where": where}), 422, "invalid-request")
+    assert [fault["pointer"] for fault in listed["errors"]] == ["#/query/where"]
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,7 @@ def test_cursor_of_something_else_is_refused(http: httpx.Client, shop_gallery: P
     def refused(cursor: str, **parameters: str) -> str:
         answer = http.get("/v1/items", params={"cursor": cursor, **parameters})
         assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
+        assert [fault["pointer"] for fault in answer.json()["errors"]] == ["#/query/cursor"]
         return str(answer.json()["detail"])
 
     def changed(at: int, value: object) -> str:
