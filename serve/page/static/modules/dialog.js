@@ -112,14 +112,14 @@ class Dialog {
     part(box, 'zoom').ariaPressed = String(large);
     part(box, 'pane').classList.toggle('zoomed', large);
     if (large) image.src = part(box, 'original').href;
-    image.style.transformOrigin = '';
+    part(box, 'layers').style.transformOrigin = '';
   }
 
   #pan(event) {
     if (!part(this.#box, 'pane').classList.contains('zoomed')) return;
     const frame = part(this.#box, 'pane').getBoundingClientRect();
     const [x, y] = [(event.clientX - frame.left) / frame.width, (event.clientY - frame.top) / frame.height];
-    part(this.#box, 'image').style.transformOrigin = `${100 * x}% ${100 * y}%`;
+    part(this.#box, 'layers').style.transformOrigin = `${100 * x}% ${100 * y}%`;
   }
 
   async #compare() {

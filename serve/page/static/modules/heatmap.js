@@ -8,27 +8,35 @@ const ALIKE = [234, 88, 12], UNLIKE = [37, 99, 235];
 const OPAQUE = 0.75, FAINT = 0.4;  // of the strongest place that is alike, and unlike
 
 export class Heatmap {
-  #box; #api; #answer = null;
+  #box; #api; #answer = null; #drawing = 0;
 
-  /** @param {Element} box The dialog: has `query-figure`, `query-pane`, `pane`, `legend` and `compare`. */
+  /** @param {Element} box The dialog: has `query-figure`, `query-layers`, `query-caption`, `layers`, `legend` and `compare`. */
   constructor(box, api) {
     this.#box = box;
     this.#api = api;
-    for (const [index, name] of ['query-pane', 'pane'].entries()) {
-      part(box, name).addEventListener('pointermove', event => this.#point(event, index));
-      part(box, name).addEventListener('pointerleave', () => this.#hide());
+    const fit = () => { if (this.#answer) this.#fit(); };
+    const resized = new ResizeObserver(fit);
+    for (const [index, layers] of this.#layers().entries()) {
+      layers.addEventListener('pointermove', event => this.#point(event, index));
+      layers.addEventListener('pointerleave', () => this.#hide());
+      layers.querySelector('img').addEventListener('load', fit);
+      resized.observe(layers);
     }
   }
 
   /** Show the query beside the image, without colours; null for no query. */
   async reset(view) {
     this.#answer = null;
+    this.#drawing++;
     this.#hide();
-    for (const pane of this.#panes()) show(pane.querySelector('canvas'), false);
+    for (const layers of this.#layers()) show(layers.querySelector('canvas'), false);
     show(part(this.#box, 'legend'), false);
     part(this.#box, 'compare').ariaPressed = 'false';
     show(part(this.#box, 'query-figure'), Boolean(view));
-    if (view) part(this.#box, 'query-image').src = await this.#source(view);
+    if (!view) return;
+    part(this.#box, 'query-caption').textContent = view.item !== undefined ? `the query: item ${view.item}`
+      : view.picture ? 'your picture' : 'the picture of this link';
+    part(this.#box, 'query-image').src = await this.#source(view);
   }
 
   /**
@@ -36,9 +44,12 @@ export class Heatmap {
    * @throws {ApiError} The model has no embedding map, or the image cannot be read.
    */
   async draw(view, item) {
+    const drawing = ++this.#drawing;
     const answer = await this.#ask(view, item);
+    if (drawing !== this.#drawing) return;  // another image is shown now
     this.#answer = {...answer, similarities: similarities(answer.similarities)};
-    for (const [index, pane] of this.#panes().entries()) this.#paint(pane, [answer.query, answer.item][index]);
+    for (const [index, layers] of this.#layers().entries()) paint(layers.querySelector('canvas'), this.#sides()[index].strengths);
+    this.#fit();
     show(part(this.#box, 'legend'), true);
     part(this.#box, 'compare').ariaPressed = 'true';
   }
@@ -58,28 +69,27 @@ export class Heatmap {
     return picture ? URL.createObjectURL(await pictures.shrink(picture, view.region)) : '';
   }
 
-  #panes() { return ['query-pane', 'pane'].map(name => part(this.#box, name)); }
+  #layers() { return ['query-layers', 'layers'].map(name => part(this.#box, name)); }
 
-  #paint(pane, {strengths, box: [left, top, right, bottom]}) {
-    const canvas = pane.querySelector('canvas');
-    Object.assign(canvas, {width: strengths[0].length, height: strengths.length});
-    const pixels = new ImageData(canvas.width, canvas.height);
-    strengths.flat().forEach((strength, index) => {
-      const [colour, opacity] = strength > 0 ? [ALIKE, OPAQUE] : [UNLIKE, FAINT];
-      pixels.data.set([...colour, 255 * opacity * Math.abs(strength)], 4 * index);
-    });
-    canvas.getContext('2d').putImageData(pixels, 0, 0);
-    const {x, y, width, height} = drawn(pane);
-    Object.assign(canvas.style, {left: `${x + left * width}px`, top: `${y + top * height}px`,
-      width: `${(right - left) * width}px`, height: `${(bottom - top) * height}px`});
-    show(canvas, true);
+  #sides() { return [this.#answer.query, this.#answer.item]; }
+
+  /** Lay the colours over the parts of the pictures that the model has seen. */
+  #fit() {
+    this.#hide();
+    for (const [index, layers] of this.#layers().entries()) {
+      const canvas = layers.querySelector('canvas'), [left, top, right, bottom] = this.#sides()[index].box;
+      const {x, y, width, height} = drawn(layers.querySelector('img'));
+      Object.assign(canvas.style, {left: `${x + left * width}px`, top: `${y + top * height}px`,
+        width: `${(right - left) * width}px`, height: `${(bottom - top) * height}px`});
+      show(canvas, true);
+    }
   }
 
   /** Mark the place of the other picture that is most similar to the one under the pointer. */
   #point(event, index) {
     if (!this.#answer) return;
     const {width, height, similarities: all} = this.#answer;
-    const area = this.#panes()[index].querySelector('canvas').getBoundingClientRect();
+    const area = this.#layers()[index].querySelector('canvas').getBoundingClientRect();
     const column = Math.floor((event.clientX - area.left) / area.width * width);
     const row = Math.floor((event.clientY - area.top) / area.height * height);
     if (column < 0 || row < 0 || column >= width || row >= height) return this.#hide();
@@ -93,20 +103,30 @@ export class Heatmap {
 
   #mark(index, place) {
     const {width, height} = this.#answer;
-    const pane = this.#panes()[index], mark = pane.querySelector('i');
-    const canvas = pane.querySelector('canvas');
+    const layers = this.#layers()[index], mark = layers.querySelector('i');
+    const canvas = layers.querySelector('canvas');
     const [wide, high] = [canvas.offsetWidth / width, canvas.offsetHeight / height];
     Object.assign(mark.style, {left: `${canvas.offsetLeft + (place % width) * wide}px`, width: `${wide}px`,
       top: `${canvas.offsetTop + Math.floor(place / width) * high}px`, height: `${high}px`});
     show(mark, true);
   }
 
-  #hide() { for (const pane of this.#panes()) show(pane.querySelector('i'), false); }
+  #hide() { for (const layers of this.#layers()) show(layers.querySelector('i'), false); }
 }
 
-/** Return where a pane shows its picture, which is scaled to fit, in pixels of the pane. */
-function drawn(pane) {
-  const image = pane.querySelector('img');
+/** Draw strengths, one pixel for each. */
+function paint(canvas, strengths) {
+  Object.assign(canvas, {width: strengths[0].length, height: strengths.length});
+  const pixels = new ImageData(canvas.width, canvas.height);
+  strengths.flat().forEach((strength, index) => {
+    const [colour, opacity] = strength > 0 ? [ALIKE, OPAQUE] : [UNLIKE, FAINT];
+    pixels.data.set([...colour, 255 * opacity * Math.abs(strength)], 4 * index);
+  });
+  canvas.getContext('2d').putImageData(pixels, 0, 0);
+}
+
+/** Return where a picture is that is scaled to fit its element, in pixels of the layers. */
+function drawn(image) {
   const scale = Math.min(image.clientWidth / image.naturalWidth, image.clientHeight / image.naturalHeight);
   const [width, height] = [scale * image.naturalWidth, scale * image.naturalHeight];
   return {x: image.offsetLeft + (image.clientWidth - width) / 2, y: image.offsetTop + (image.clientHeight - height) / 2, width, height};
