@@ -231,5 +231,5 @@ def _add_page(app: FastAPI, service: SearchService, path: str, names: Sequence[s
     assert isinstance(mount, Mount)
     gradio_app: Any = mount.app
     log_event_errors(gradio_app)
-    mount.app = FirstPaint(gradio_app, service.name)
+    mount.app = FirstPaint(gradio_app, service.name, service.address)
     return gradio_app

@@ -26,7 +26,7 @@ async def text(_: Request) -> Response:
 
 @pytest.fixture
 def app() -> FirstPaint:
-    return FirstPaint(Starlette(routes=[Route("/", document), Route("/text", text)]), "<b>shop</b>")
+    return FirstPaint(Starlette(routes=[Route("/", document), Route("/text", text)]), "<b>shop</b>", "/v1")
 
 
 @pytest.mark.anyio
@@ -44,7 +44,11 @@ async def test_outline_is_the_first_thing_in_the_body(
         assert (answer.headers.get("content-encoding") == "gzip") == (encoding == "gzip")
         page = (gzip.decompress(raw) if encoding == "gzip" else raw).decode()
         before, outline, after = page.partition('<div id="first-paint"')
-        assert before == DOCUMENT[: DOCUMENT.index("<gradio-app>")]
+        head, preview, rest = before.partition('<meta property="og:site_name"')
+        assert (head, preview != "") == ("<html><head>", True)
+        assert (
+            rest.partition("</head>")[2] == DOCUMENT[DOCUMENT.index("<body") : DOCUMENT.index("<gradio-app>")]
+        )
         assert outline
         assert after.endswith(DOCUMENT[DOCUMENT.index("<gradio-app>") :])
         assert "&lt;b&gt;shop&lt;/b&gt;" in after
