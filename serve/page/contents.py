@@ -15,12 +15,18 @@ from serve.page.assets import render, template_filter
 _BAD_FILES = 100  # files that are listed
 
 
-def summary(gallery: SearchableGallery) -> Markup:
-    """Return counts, model, index, columns, files that could not be read, and the last runs."""
+def summary(gallery: SearchableGallery, license: str | None) -> Markup:
+    """Return counts, model, index, columns, files that could not be read, and the last runs.
+
+    Args:
+        gallery: The gallery.
+        license: Licence of the weights of its model, if it is known.
+    """
     info = gallery.info()
     return render(
         "gallery",
         info=info,
+        license=license,
         index=info["engine"]["index"] if "engine" in info else _index(info["index"], info["outside_index"]),
         bad_files=gallery.bad_files() if info.get("bad_files") else [],
         listed=_BAD_FILES,

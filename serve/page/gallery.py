@@ -45,7 +45,7 @@ class GalleryTab(Tab):
 
     def facts(self) -> str:
         """Return counts, model, index, columns, unreadable files and the last runs."""
-        return html_or_error(lambda: summary(self._service.gallery))
+        return html_or_error(lambda: summary(self._service.gallery, self._service.summary().license))
 
     def counts(self) -> str:
         """Return the statistics of the labels, sizes and columns."""

@@ -40,4 +40,4 @@ def test_summary_shows_index_kind_and_measured_recall(tmp_path: Path, shop: Path
         gallery.build_index(IndexSpec("hnsw"))
     assert gallery.index is not None
     recall = gallery.index.card["recall"]
-    assert f"hnsw, measured recall {recall:.4f}" in summary(gallery)
+    assert f"hnsw, measured recall {recall:.4f}" in summary(gallery, None)
