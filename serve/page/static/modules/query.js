@@ -40,7 +40,8 @@ export class Query {
       const at = views.findIndex(view => view[0] === kind && view[1] === number);
       const large = part(this.#root, 'large');
       large.src = sources[at];
-      large.alt = views.length === 1 ? 'The query image' : `Query image ${at + 1}`;
+      large.alt = views.length === 1 && kind === 'like' ? 'The query image' : upper(nameOf(kind, at));
+      part(this.#root, 'frame').classList.toggle('unlike', kind === 'unlike');
       this.#region?.draw(shown.region);
     }
     part(this.#root, 'views').replaceChildren(...(views.length < 2 ? [] : views.map((view, index) => this.#icon(view, index, sources[index]))));
@@ -52,7 +53,7 @@ export class Query {
     const sides = alone ? {like: [], unlike: []} : {like, unlike};
     sides[side] = [...sides[side], ...views];
     if (sides.like.length + sides.unlike.length > MOST) return `A query has at most ${MOST} images. Remove some first.`;
-    this.#shown = [side, sides[side].length - 1];
+    if (side === 'like' || !sides.like.length) this.#shown = [side, sides[side].length - 1];
     address.update({...sides, ...(alone && {text: '', without: ''}), open: null, tab: ''});
     return '';
   }
@@ -79,7 +80,7 @@ export class Query {
     const icon = clone('view');
     Object.assign(icon.dataset, {side, number});
     icon.classList.toggle('unlike', side === 'unlike');
-    const name = side === 'like' ? `query image ${index + 1}` : `image ${index + 1}, to move away from`;
+    const name = nameOf(side, index);
     const image = part(icon, 'image');
     image.src = source;
     image.alt = `Show ${name}`;
@@ -94,6 +95,9 @@ export class Query {
     return (await pictures.ofView(view, this.#api).catch(() => null))?.url ?? MISSING;
   }
 }
+
+const nameOf = (side, index) => side === 'like' ? `query image ${index + 1}` : `image ${index + 1}, to move away from`;
+const upper = text => text[0].toUpperCase() + text.slice(1);
 
 // A grey picture, in place of one that is no longer there.
 const MISSING = 'data:image/svg+xml,' + encodeURIComponent(
