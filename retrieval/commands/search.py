@@ -320,7 +320,7 @@ def _facts(hit: Hit) -> str:
 
 def _score(hit: Hit) -> str:
     """Return the score of a hit with three digits, and its probability."""
-    return f"{hit.score:.3f}" + ("" if hit.probability is None else f" ({hit.probability:.0%})")
+    return f"{hit.score:.3f}" + ("" if hit.probability is None else f", probability {hit.probability:.0%};")
 
 
 def _row(query: _Query, hits: Sequence[Hit]) -> SheetRow:

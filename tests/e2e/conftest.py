@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 from retrieval import Gallery
 from retrieval.reports.folder import evaluate_and_keep
 from tests.e2e.page_driver import visiting
-from tests.e2e.page_gallery import confused, formulas, stock, twice
+from tests.e2e.page_gallery import catalogue, confused, formulas, stock, twice
 from tests.serve.serving import SERVE, Server, serving
 
 _QUIET = (
@@ -52,6 +52,7 @@ def galleries(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> dict[str,
     folder = tmp_path_factory.mktemp("site")
     made = {"shop": stock(folder, shop), "twice": twice(folder, shop), "formulas": formulas(folder)}
     made |= {name: confused(folder, name) for name in ("mixed", "fresh")}
+    made["catalogue"] = catalogue(folder)
     evaluate_and_keep(made["shop"])
     evaluate_and_keep(made["mixed"])
     made["mixed"].remove([1])

@@ -142,4 +142,4 @@ def rest(page: Page) -> None:
 
 def caption(rank: int, hit: Hit) -> str:
     """The alternative text of a result."""
-    return f"{rank} · {hit.score:.4f} · {hit.label}"
+    return f"{rank} · similarity {hit.score:.4f} · {hit.label}"

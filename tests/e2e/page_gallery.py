@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from retrieval import Gallery
-from tests.conftest import draw
+from tests.conftest import draw, lookalike_here
 from tests.serve.model import write_model
 
 BRANDS = ("acme", "<b>zeta</b> & co")
@@ -16,9 +16,10 @@ ODD = "it's <b>odd</b>"
 MORE = 26  # duplicated images, enough for two pages of groups
 
 
-def create(folder: Path, name: str) -> Gallery:
+def create(folder: Path, name: str, license: str = "") -> Gallery:
     """Create an empty gallery whose model has an embedding map."""
-    return Gallery.create(folder / f"{name}.gallery", write_model(folder / f"{name}.onnx", maps=True))
+    model = write_model(folder / f"{name}.onnx", maps=True, license=license)
+    return Gallery.create(folder / f"{name}.gallery", model)
 
 
 def stock(folder: Path, shop: Path, name: str = "shop") -> Gallery:
@@ -73,6 +74,22 @@ def confused(folder: Path, name: str) -> Gallery:
         draw(seed, hue=seed % 3).save(path)
     gallery = create(folder, name)
     gallery.add(paths, metadata=[{"label": f"{seed % 5}.a_long_name_without_a_space"} for seed in range(30)])
+    return gallery
+
+
+def catalogue(folder: Path) -> Gallery:
+    """Images of six classes, of which pairs look alike, with many columns; it is calibrated."""
+    gallery, pictures, rows = create(folder, "catalogue", "apache-2.0"), folder / "catalogue", []
+    pictures.mkdir()
+    random = np.random.default_rng(0)
+    for seed in range(150):
+        draw(seed // 6, (60, 40) if seed % 2 else (40, 60), hue=seed % 6).save(pictures / f"{seed:03d}.png")
+        day = f"2024-{seed % 12 + 1:02d}-{seed % 28 + 1:02d}"
+        row = {"label": f"kind {seed % 6}", "price": round(float(random.uniform(1, 90)), 2), "date": day}
+        row |= {"colour": f"shade {seed % 30}", "seller": f"shop {seed % 4}", "stock": seed % 40}
+        rows.append(row | {"organic": "yes" if seed % 3 else "no", "description": f"{seed} long words " * 8})
+    gallery.add(sorted(pictures.iterdir()), metadata=rows)
+    lookalike_here("calibrate", str(gallery.folder))
     return gallery
 
 

@@ -73,7 +73,7 @@ def test_refused_request_gives_an_error_and_the_page_recovers(
     assert captions(page) == found
     page.unroute("**/embed")
     upload(page, shop / "blue" / "5.png")
-    expect(page.locator("#results .hits img").first).to_have_attribute("alt", "1 · 1.0000 · blue")
+    expect(page.locator("#results .hits img").first).to_have_attribute("alt", "1 · similarity 1.0000 · blue")
 
 
 def test_slow_line_shows_how_much_is_sent(page: Page, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ _OF_PLACES = (
 )
 
 
-def write_model(path: Path, note: str = "", maps: bool = False) -> Path:
+def write_model(path: Path, note: str = "", maps: bool = False, license: str = "") -> Path:
     """Write the model file.
 
     With `maps` it has an embedding map, too: the colours within each of the squares, of which the embedding
@@ -53,7 +53,7 @@ def write_model(path: Path, note: str = "", maps: bool = False) -> Path:
         "lookalike.format": {"version": 1},
         "lookalike.preprocess": Preprocess(size=SIZE).to_dict(),
         "lookalike.embedding": {"dim": DIM, "metric": "cosine", "unit_length": True},
-        "lookalike.provenance": {"note": note},
+        "lookalike.provenance": {"note": note, **({"license": license} if license else {})},
     }
     helper.set_model_props(model, {name: json.dumps(value) for name, value in facts.items()})
     onnx.checker.check_model(model, full_check=True)

@@ -31,6 +31,9 @@ const quoted = text => `'${text.replaceAll("'", "''")}'`;
 const name = column => `"${column.replaceAll('"', '""')}"`;
 const literal = text => /^-?[\d.]+$/.test(text) ? text : `date ${quoted(text)}`;
 
+/** Return what a visitor wrote as a condition. */
+export const writtenCondition = where => WORDS.test(where) ? `label like ${quoted(`%${where}%`)}` : where;
+
 /**
  * Return all filters as one condition; empty for none.
  * @param {string[]} filters Values of one column are alternatives; all else must hold together.
@@ -46,8 +49,6 @@ export function condition(filters, where) {
     }
   }
   for (const [column, listed] of values) parts.push(`${name(column)} in (${listed.join(', ')})`);
-  if (!where) return parts.join(' and ');
-  const written = WORDS.test(where) ? `label like ${quoted(`%${where}%`)}` : where;
-  // Alone it stays as it was written, so that the positions in error messages are right.
-  return parts.length ? [...parts, `(${written})`].join(' and ') : written;
+  if (where) parts.push(parts.length ? `(${writtenCondition(where)})` : writtenCondition(where));
+  return parts.join(' and ');
 }

@@ -54,7 +54,7 @@ class Dialog {
     this.#item = item;
     part(box, 'title').replaceChildren(...breakable(item.label ?? fileName(item.key)));
     const card = this.#card();
-    const rank = card?.dataset.rank ? `${card.dataset.rank}. result · similarity ${card.dataset.score}` : '';
+    const rank = card?.dataset.rank ? `${card.dataset.rank}. result · ${card.dataset.likeness}` : '';
     part(box, 'rank').textContent = rank;
     const image = part(box, 'image');
     image.src = item.thumbnail;

@@ -20,5 +20,9 @@ export function proportion(card, {width, height}) {
 /** Return the parts of a name between which a line may break: after its separators. */
 export const breakable = name => name.split(/(?<=[_/.-])(?=[^\s_/.-]{3})/).flatMap((piece, at) => at ? [document.createElement('wbr'), piece] : [piece]);
 
+/** Return the options of a select for an order by a column, in either direction. */
+export const orders = columns => columns.flatMap(column =>
+  [['ascending', column], ['descending', `${column} desc`]].map(([way, value]) => new Option(`by ${column}, ${way}`, value)));
+
 /** Return a count with its noun, such as "1,335 images". */
 export const plural = (count, noun) => `${count.toLocaleString('en')} ${noun}${count === 1 ? '' : 's'}`;

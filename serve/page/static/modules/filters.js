@@ -1,16 +1,17 @@
 // Filters of the hits: values with their counts, ranges, and the expression language for everything else.
 
 import {address} from './address.js';
-import {condition, filterWords, parseFilter, rangeFilter, valueFilter} from './conditions.js';
+import {condition, filterWords, parseFilter, rangeFilter, valueFilter, writtenCondition} from './conditions.js';
 import {breakable, clone, part, show} from './dom.js';
 
 const LISTED = 1000;  // values of a column, which a search field narrows down
 const SHOWN = 60;
+const EDGE = 8, ROOM = 240;  // pixels: beside a panel, and below a button that are enough
 const NAMES = ['where', 'min_score', 'min_probability', 'group_by'];
 const FIELDS = {min_score: 'similarity at least', min_probability: 'probability at least', group_by: 'one result for each'};
 
 export class Filters {
-  #root; #api; #fields;
+  #root; #api; #fields; #faulty = null;
 
   /**
    * @param {Element} root Has the parts `facets`, `chips`, `where` and `fault`; where hits are filtered also `min_score`,
@@ -32,8 +33,17 @@ export class Filters {
       const chip = event.target.closest('button');
       if (chip) this.#remove(chip.dataset);
     });
+    const opened = () => root.querySelectorAll('.facet[open]');
+    root.addEventListener('toggle', event => { if (event.target.open) place(event.target); }, true);
+    root.addEventListener('keydown', event => {
+      const facet = event.target.closest('.facet[open]');
+      if (event.key !== 'Escape' || !facet) return;
+      facet.open = false;
+      facet.querySelector('summary').focus();
+    });
+    addEventListener('resize', () => opened().forEach(place));
     addEventListener('click', event => {
-      for (const open of root.querySelectorAll('.facet[open]')) if (!open.contains(event.target)) open.open = false;
+      for (const facet of opened()) if (!facet.contains(event.target)) facet.open = false;
     });
   }
 
@@ -45,7 +55,7 @@ export class Filters {
     for (const [name, words] of Object.entries(FIELDS)) {
       if (this.#fields.includes(name) && state[name] !== null && state[name] !== '') chips.push(chip(`${words}: ${state[name]}`, {field: name}));
     }
-    if (state.where) chips.push(chip(state.where, {field: 'where'}));
+    if (state.where && state.where !== this.#faulty) chips.push(chip(state.where, {field: 'where'}));
     part(this.#root, 'chips').replaceChildren(...chips);
     for (const box of this.#root.querySelectorAll('input[data-filter]')) box.checked = state.picked.includes(box.dataset.filter);
   }
@@ -58,11 +68,23 @@ export class Filters {
    * @returns {boolean} Whether it is an error of the filters.
    */
   fault(error) {
-    const mine = Boolean(error && this.condition() && (error.message.startsWith('Where:') || error.faults?.some(one => one.pointer === '#/where')));
-    part(this.#root, 'fault').textContent = mine ? error.message : '';
+    const mine = ofCondition(error);
+    part(this.#root, 'fault').textContent = mine ? error.message.replace(/^where: (.)/i, (_, first) => first.toUpperCase()) : '';
     part(this.#root, 'where').ariaInvalid = String(mine);
     if (mine) part(this.#root, 'advanced').open = true;
+    const faulty = mine ? address.state.where : null;
+    if (faulty !== this.#faulty) {
+      this.#faulty = faulty;
+      this.draw();
+    }
     return mine;
+  }
+
+  /** Return an error of all filters as that of what the visitor wrote: its positions are those of the field. */
+  async explained(error) {
+    const {where, picked} = address.state;
+    if (!ofCondition(error) || !where || !picked.length) return error;
+    return this.#api.get(`/items?limit=1&where=${encodeURIComponent(writtenCondition(where))}`).then(() => error, own => own);
   }
 
   #change(name, value) {
@@ -79,11 +101,6 @@ export class Filters {
     const facet = clone('facet');
     part(facet, 'name').textContent = column;
     facet.addEventListener('toggle', () => { if (facet.open && !facet.dataset.filled) this.#fill(facet, column); });
-    facet.addEventListener('keydown', event => {
-      if (event.key !== 'Escape' || !facet.open) return;
-      facet.open = false;
-      part(facet, 'name').focus();
-    });
     return facet;
   }
 
@@ -133,6 +150,23 @@ export class Filters {
       });
     }
   }
+}
+
+const ofCondition = error => error?.faults?.some(one => one.pointer.endsWith('/where')) ?? false;
+
+/** Return what a status line says of a condition that is not understood. */
+export const faulty = shown => 'The condition under "Advanced" is not understood.' + (shown ? ' These are still the images from before.' : '');
+
+/** Keep the panel of a facet inside the window: beside the edge, and above the button if there is more room. */
+function place(facet) {
+  const panel = facet.querySelector('div'), button = facet.getBoundingClientRect();
+  const left = Math.max(EDGE, Math.min(button.left, document.documentElement.clientWidth - EDGE - panel.offsetWidth));
+  const [above, below] = [button.top, innerHeight - button.bottom].map(room => room - 2 * EDGE);
+  const up = below < ROOM && above > below;
+  panel.dataset.title = facet.querySelector('summary').textContent;  // of a sheet, which hides the button
+  panel.classList.toggle('up', up);
+  panel.style.setProperty('--left', `${left - button.left}px`);
+  panel.style.setProperty('--room', `${up ? above : below}px`);
 }
 
 function chip(words, data) {

@@ -2,8 +2,8 @@
 
 import {address} from './address.js';
 import {Actions} from './actions.js';
-import {clone, part, plural, proportion, show} from './dom.js';
-import {Filters} from './filters.js';
+import {clone, orders, part, plural, proportion, show} from './dom.js';
+import {faulty, Filters} from './filters.js';
 import {fileName} from './results.js';
 import {Selection} from './selection.js';
 
@@ -20,7 +20,7 @@ export class Pictures {
     this.#list = part(root, 'grid');
     this.#end = part(root, 'end');
     this.#filters = new Filters(part(root, 'filters'), api, gallery);
-    part(root, 'order').append(...gallery.columns.map(column => new Option(`by ${column}`, column)));
+    part(root, 'order').append(...orders(['label', ...gallery.columns]));
     part(root, 'order').addEventListener('change', event => address.update({order: event.target.value}));
     new Actions(part(root, 'selection'), this.#selection, api, gallery.changes);
     this.#selection.addEventListener('change', () => this.#mark());
@@ -60,10 +60,13 @@ export class Pictures {
       this.#mark();
       if (anew) this.#count(where, asked);
     } catch (error) {
+      const explained = await this.#filters.explained(error);
       if (asked !== this.#asked) return;
       this.#asked = undefined;
       this.#cursor = null;
-      if (!this.#filters.fault(error)) this.#say(error.message);
+      if (!this.#filters.fault(explained)) return this.#say(error.message);
+      this.#list.classList.remove('stale');
+      this.#say(faulty(this.#list.childElementCount));
     } finally {
       this.#busy = false;
       show(this.#end, this.#cursor !== null);

@@ -28,7 +28,7 @@ export class Results {
 
   /**
    * Show hits, in place of those before or after them.
-   * @param {object[]} hits All hits with their `rank`, in the order to show them in.
+   * @param {object[]} hits All hits, in the order to show them in.
    * @param {Set<string>} labels Labels of the query's images, to compare with; empty for no comparison.
    * @param {boolean} options.grows Whether `hits` begin with those that are shown.
    * @param {boolean} options.complete Whether there are no further hits.
@@ -36,7 +36,7 @@ export class Results {
   draw(hits, labels, {grows = false, complete = true} = {}) {
     const kept = grows ? this.#hits.length : 0;
     this.#hits = hits;
-    const cards = hits.slice(kept).map(hit => this.#card(hit, labels));
+    const cards = hits.slice(kept).map((hit, index) => this.#card(hit, kept + index + 1, labels));
     if (kept) this.#list.append(...cards); else this.#list.replaceChildren(...cards);
     show(this.#end, !complete);
     this.dim(false);
@@ -45,39 +45,34 @@ export class Results {
   /** Grey the hits while they are not those of the query that is shown. */
   dim(dimmed) { this.#list.classList.toggle('stale', dimmed); }
 
-  #card(hit, labels) {
-    const card = clone('hit'), {rank} = hit;
+  #card(hit, rank, labels) {
+    const card = clone('hit'), words = likeness(hit);
     proportion(card, hit);
     card.dataset.rank = rank;
     card.dataset.item = hit.id;
-    card.dataset.score = hit.score.toFixed(4);
-    const percent = 100 * (hit.probability ?? hit.score);
+    card.dataset.likeness = words;
     const image = part(card, 'image');
     const mark = labels.size && hit.label !== null ? (labels.has(hit.label) ? 'same' : 'other') : '';
-    const words = {same: ' · same label', other: ' · other label', '': ''}[mark];
-    image.alt = `${rank} · ${hit.score.toFixed(4)} · ${hit.label ?? 'no label'}${words}`;
+    const compared = {same: ' · same label', other: ' · other label', '': ''}[mark];
+    image.alt = `${rank} · ${words} · ${hit.label ?? 'no label'}${compared}`;
     image.src = hit.thumbnail;
     if (mark) part(card, 'mark').className = mark;
     part(card, 'label').textContent = hit.label ?? fileName(hit.key);
-    part(card, 'score').textContent = `${Math.max(0, percent).toFixed(0)} %`;
-    part(card, 'bar').style.width = `${Math.max(0, percent)}%`;
-    part(card, 'open').title = [fileName(hit.key), ...Object.entries(hit.metadata).map(([name, value]) => `${name}: ${value}`)].join('\n');
+    part(card, 'score').textContent = hit.probability === null ? decimals(hit.score) : `${percent(hit.probability)} same`;
+    part(card, 'open').title = [fileName(hit.key), words, ...Object.entries(hit.metadata).map(([name, value]) => `${name}: ${value}`)].join('\n');
     return card;
   }
 }
 
-/** Return hits with their rank, best first or by the values of a column; those without a value are last. */
-export function ordered(hits, column) {
-  const ranked = hits.map((hit, index) => ({...hit, rank: index + 1}));
-  if (!column) return ranked;
-  const value = hit => column === 'label' ? hit.label : hit.metadata[column];
-  return ranked.sort((a, b) => compare(value(a), value(b)) || a.rank - b.rank);
-}
+/** Return how alike a hit is, in words. Only a calibrated gallery has probabilities: a cosine is none. */
+const likeness = ({score, probability}) => `similarity ${score.toFixed(4)}`
+  + (probability === null ? '' : `, shows the same with a probability of ${percent(probability)}`);
 
-function compare(a, b) {
-  if ((a ?? null) === null || (b ?? null) === null) return Number((a ?? null) === null) - Number((b ?? null) === null);
-  return typeof a === 'number' && typeof b === 'number' ? a - b : String(a).localeCompare(String(b), 'en', {numeric: true});
-}
+/** Return a similarity with two decimals; 1.00 is that of the same image only. */
+export const decimals = value => (value < 0.9999 ? Math.min(Math.round(100 * value), 99) / 100 + 0 : 1).toFixed(2);
+
+/** Return a probability in percent. */
+export const percent = value => `${(100 * value).toFixed(0)} %`;
 
 /** Return the last part of a key, which is a path for most images. */
 export const fileName = key => key.split('/').at(-1);

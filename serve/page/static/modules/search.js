@@ -2,18 +2,18 @@
 
 import {address, asks, EMPTY, format, ownViews} from './address.js';
 import {Api} from './api.js';
-import {clone, part, plural, proportion, show} from './dom.js';
-import {Filters} from './filters.js';
+import {clone, orders, part, plural, proportion, show} from './dom.js';
+import {faulty, Filters} from './filters.js';
 import {takePictures} from './intake.js';
 import * as pictures from './pictures.js';
 import {Query} from './query.js';
-import {fileName, ordered, Results} from './results.js';
-import {FIRST, Searcher} from './searcher.js';
+import {decimals, fileName, percent, Results} from './results.js';
+import {FIRST, MOST, Searcher} from './searcher.js';
 import {csv, save} from './table.js';
 
 const EXAMPLES = 36;
 const OWN_LINK = 'Link copied. It works in this browser only: your picture stays here.';
-const SEARCHED = ['like', 'unlike', 'text', 'without', 'where', 'picked', 'group_by', 'min_score', 'min_probability'];
+const SEARCHED = ['like', 'unlike', 'text', 'without', 'where', 'picked', 'group_by', 'min_score', 'min_probability', 'sort'];
 const question = state => JSON.stringify(SEARCHED.map(name => state[name]));
 
 /**
@@ -35,7 +35,7 @@ export async function mount(element, path) {
 }
 
 class SearchTab {
-  #root; #api; #gallery; #say; #query; #results; #searcher; #filters; #asked = ''; #answered = EMPTY; #found = []; #sorted = ''; #complete = true; #busy = false;
+  #root; #api; #gallery; #say; #query; #results; #searcher; #filters; #asked = ''; #answered = EMPTY; #told = ''; #complete = true; #busy = false;
 
   constructor(root, api, gallery, say) {
     this.#root = root;
@@ -59,7 +59,7 @@ class SearchTab {
     const asked = question(state);
     this.#query.draw();
     this.#filters.draw();
-    this.#sort(state.sort);
+    part(this.#root, 'sort').value = state.sort;
     part(this.#root, 'text').value = state.text;
     part(this.#root, 'without').value = state.without;
     this.#root.classList.toggle('active', asks(state));
@@ -67,7 +67,6 @@ class SearchTab {
     if (!ownViews(state).length) this.#offer(false);
     if (asked === this.#asked) return;
     this.#asked = asked;
-    this.#complete = true;
     await this.#search(FIRST, {grows: false});
   }
 
@@ -83,22 +82,26 @@ class SearchTab {
       if (asked !== this.#asked) return;
       if (answer === null) {
         this.#answered = state;
+        this.#complete = true;
         this.#results.draw([], new Set());
         return this.#say(this.#hint());
       }
       this.#complete = answer.complete;
       this.#answered = state;
       const labels = await this.#labels();
-      this.#found = answer.hits;
-      this.#results.draw(ordered(answer.hits, state.sort), labels, {grows: grows && !state.sort, complete: answer.complete});
+      this.#results.draw(answer.hits, labels, {grows, complete: answer.complete});
       this.#filters.fault(null);
-      this.#say(this.#summary(answer, performance.now() - started));
+      this.#told = this.#summary(answer, performance.now() - started);
+      this.#say(this.#told);
       if (!grows) scrollTo({top: 0});
     } catch (error) {
+      const explained = await this.#filters.explained(error);
       if (error.name === 'AbortError' || asked !== this.#asked) return;
       if (error.ofPicture) this.#undo();
-      else this.#asked = '';  // the results before stay, dimmed; the next change searches again
-      if (!this.#filters.fault(error)) this.#say(error.message, true);
+      else this.#asked = '';  // the results before stay; the next change searches again
+      if (!this.#filters.fault(explained)) return this.#say(error.message, true);
+      this.#results.dim(false);
+      this.#say(faulty(this.#results.hits.length), true);
     } finally {
       if (asked === this.#asked) this.#busy = false;
     }
@@ -106,17 +109,10 @@ class SearchTab {
 
   #sending(share) { this.#say(share < 1 ? `Sending the picture: ${Math.round(100 * share)} %` : 'Searching …'); }
 
-  /** Show the hits that there are in another order. */
-  async #sort(column) {
-    part(this.#root, 'sort').value = column;
-    if (column === this.#sorted) return;
-    this.#sorted = column;
-    if (question(address.state) === this.#asked) this.#results.draw(ordered(this.#found, column), await this.#labels(), {complete: this.#complete});
-  }
-
   /** Return to the last search that was answered, whose results are still shown. */
   #undo() {
     this.#asked = question(this.#answered);
+    this.#busy = false;
     this.#results.dim(false);
     address.update(this.#answered, {replace: true});
   }
@@ -129,8 +125,21 @@ class SearchTab {
     const {hits, best, complete} = answer;
     if (best) return nothing(best);
     if (!hits.length) return this.#filters.condition() ? 'No image passes the filters.' : 'There is no other image.';
-    const found = complete ? plural(hits.length, 'result') : `The ${hits.length} best of ${plural(this.#gallery.images, 'image')}`;
-    return `${found} · ${(duration / 1000).toFixed(2)} s`;
+    const {sort} = address.state, scores = hits.map(hit => hit.score);
+    const order = sort ? [part(this.#root, 'sort').selectedOptions[0]?.textContent ?? sort] : [];
+    const similar = `similarity ${decimals(Math.max(...scores))} to ${decimals(Math.min(...scores))}`;
+    return [this.#count(hits.length, complete), ...order, similar, `${(duration / 1000).toFixed(2)} s`].join(' · ');
+  }
+
+  /** Return how many results are shown, and of what. */
+  #count(shown, complete) {
+    const {sort, group_by, min_score, min_probability} = address.state, {images} = this.#gallery;
+    if (complete && shown < MOST) return plural(shown, 'result');
+    const some = shown.toLocaleString('en'), most = MOST.toLocaleString('en');
+    const limited = this.#filters.condition() || group_by || min_score !== null || min_probability !== null;
+    if (!sort || complete) return `The ${some} most similar ` + (limited ? 'that pass the filters' : `of ${plural(images, 'image')}`);
+    if (limited) return `The first ${some} of the most similar that pass the filters (${most} at most)`;
+    return `The first ${some} of ` + (images > MOST ? `the ${most} most similar images` : plural(images, 'image'));
   }
 
   /** Return the labels of the query's images if hits are to be compared with them. */
@@ -167,7 +176,7 @@ class SearchTab {
     part(root, 'share').addEventListener('keydown', event => { if (event.key === 'Escape') this.#choose('close'); });
     part(root, 'hours').textContent = plural(this.#gallery.sharing, 'hour');
     part(root, 'csv').addEventListener('click', () => save(csv(this.#results.hits), 'results.csv', 'text/csv'));
-    part(root, 'sort').append(...['label', ...this.#gallery.columns].map(column => new Option(`by ${column}`, column)));
+    part(root, 'sort').append(...orders(['label', ...this.#gallery.columns]));
     part(root, 'sort').addEventListener('change', event => address.update({sort: event.target.value}));
     part(root, 'marks').addEventListener('change', event => {
       this.#asked = '';
@@ -177,13 +186,15 @@ class SearchTab {
 
   async #take(files) {
     let kept;
+    this.#say('Reading the picture …');
     try {
       kept = await Promise.all(files.map(file => pictures.keep(file, this.#api, share => this.#sending(share))));
     } catch (error) {
       return this.#say(error.message, true);
     }
     const adding = part(this.#root, 'adding').checked && address.state.like.length > 0;
-    this.#add('like', kept.map(picture => ({picture: picture.id, region: null})), !adding);
+    const refused = this.#add('like', kept.map(picture => ({picture: picture.id, region: null})), !adding);
+    if (!refused && !this.#busy) this.#say(this.#told);  // they are the query already
   }
 
   #act(act, hit) {
@@ -194,6 +205,7 @@ class SearchTab {
   #add(side, views, alone) {
     const refused = this.#query.add(side, views, {alone});
     if (refused) this.#say(refused, true);
+    return refused;
   }
 
   // ---- the link
@@ -271,7 +283,7 @@ class SearchTab {
 function nothing(best) {
   return best.probability === null
     ? `No result is that similar: the best similarity is ${best.score.toFixed(4)}.`
-    : `Nothing like it here: the best result has a probability of ${(100 * best.probability).toFixed(0)} %.`;
+    : `Nothing like it here: the best result has a probability of ${percent(best.probability)}.`;
 }
 
 /** Return a function that shows a sentence in the status line, as a problem if it is one. */

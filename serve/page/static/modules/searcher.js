@@ -5,7 +5,7 @@ import {asks, viewText} from './address.js';
 import * as pictures from './pictures.js';
 
 export const FIRST = 48;  // results of a new search
-const MOST = 1000;  // of the API
+export const MOST = 1000;  // of the API
 const ELSEWHERE = 'This link needs a picture that is only in the browser it was searched with. Drop the picture here to search with it.';
 const EXPIRED = 'The picture of this link is no longer shared. Ask for a new link, or drop the picture here.';
 
@@ -36,12 +36,13 @@ export class Searcher {
     for (const name of ['text', 'without']) if (state[name]) body[name] = [state[name]];
     for (const name of ['min_score', 'min_probability']) if (state[name] !== null) body[name] = state[name];
     if (state.group_by) body.group_by = state.group_by;
+    if (state.sort) body.order = state.sort;
     if (this.#fingerprint) body.fingerprint = this.#fingerprint;
     try {
       const answer = await this.#api.post('/search', body, {signal});
       const complete = answer.hits.length < wanted || wanted === MOST;
       if (answer.hits.length || (!('min_score' in body) && !('min_probability' in body))) return {...answer, complete};
-      const {min_score: _, min_probability: __, ...open} = body;
+      const {min_score: _, min_probability: __, order: ___, ...open} = body;
       const [best] = (await this.#api.post('/search', {...open, k: 1}, {signal})).hits;
       return {...answer, complete, best};
     } catch (error) {

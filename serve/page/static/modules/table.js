@@ -8,12 +8,12 @@ function cell(value) {
   return /[",\r\n]/.test(safe) ? '"' + safe.replaceAll('"', '""') + '"' : safe;
 }
 
-/** Return hits or items as CSV, with a column for each name of the metadata; hits have a rank and a score. */
+/** Return hits or items as CSV, with a column for each name of the metadata; hits have a rank and a similarity. */
 export function csv(hits) {
   const columns = [...new Set(hits.flatMap(hit => Object.keys(hit.metadata)))];
   const ranked = hits.some(hit => hit.score !== undefined);
   const calibrated = hits.some(hit => (hit.probability ?? null) !== null);
-  const head = [...(ranked ? ['Rank', 'Score'] : []), ...(calibrated ? ['Probability'] : []), 'Label', 'Item', ...columns, 'Key'];
+  const head = [...(ranked ? ['Rank', 'Similarity'] : []), ...(calibrated ? ['Probability'] : []), 'Label', 'Item', ...columns, 'Key'];
   const rows = hits.map((hit, index) => [...(ranked ? [index + 1, hit.score] : []), ...(calibrated ? [hit.probability] : []),
     hit.label, hit.id, ...columns.map(name => hit.metadata[name]), hit.key]);
   return [head, ...rows].map(row => row.map(cell).join(',') + '\r\n').join('');
