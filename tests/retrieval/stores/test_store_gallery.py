@@ -249,6 +249,18 @@ def test_same_hits_with_options(pair: Pair, images: tuple[Path, Path], options: 
     check_hits(pair.files.search(query, **options), pair.store.search(query, **options))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("order", ["price desc", "Brand"])
+def test_same_order_of_hits(pair: Pair, order: str) -> None:
+    vectors, options = pair.files.embeddings().vectors[:2], SearchOptions(30, order=order)
+    column = order.split()[0].lower()
+    first, second = (
+        [[{n.lower(): v for n, v in hit.metadata.items()}.get(column) for hit in hits] for hits in found]
+        for found in (gallery.find(vectors, options) for gallery in pair[:2])
+    )
+    assert first == second
+    assert len({*first[0]}) > 2
+
+
 def test_excluded_by_id(pair: Pair) -> None:
     first = pair.store.search_id("item 4", 3)
     found = pair.store.search_id("item 4", 3, exclude=[first[0].id, str(first[1].id)])
