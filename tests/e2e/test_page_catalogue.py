@@ -111,6 +111,9 @@ def test_wrong_condition_says_where_and_results_stay(page: Page, server: Server,
         )
         assert shown(page) == before
         expect(page.locator(".hits.stale")).to_have_count(0)
+        expect(
+            page.get_by_text(re.compile("Searching …|Loading more …")).locator("visible=true")
+        ).to_have_count(0)
         expect(bar.get_by_role("list", name="Filters in use").get_by_role("listitem")).to_have_count(2)
     field.fill("stock > 3")
     field.press("Enter")

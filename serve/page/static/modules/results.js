@@ -45,6 +45,12 @@ export class Results {
   /** Grey the hits while they are not those of the query that is shown. */
   dim(dimmed) { this.#list.classList.toggle('stale', dimmed); }
 
+  /** Keep the hits as they are, without any that may come: the query that is shown has none. */
+  keep() {
+    this.dim(false);
+    show(this.#end, false);
+  }
+
   #card(hit, rank, labels) {
     const card = clone('hit'), words = likeness(hit);
     proportion(card, hit);

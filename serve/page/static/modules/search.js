@@ -100,7 +100,7 @@ class SearchTab {
       if (error.ofPicture) this.#undo();
       else this.#asked = '';  // the results before stay; the next change searches again
       if (!this.#filters.fault(explained)) return this.#say(error.message, true);
-      this.#results.dim(false);
+      this.#results.keep();
       this.#say(faulty(this.#results.hits.length), true);
     } finally {
       if (asked === this.#asked) this.#busy = false;
