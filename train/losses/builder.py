@@ -97,7 +97,7 @@ def build(
     if isinstance(name, str) and name.startswith("pml:"):
         from train.losses.pml import build_pml
 
-        term = build_pml(name, spec)
+        term = build_pml(name, spec, supplied)
         if prefixes and next(term.parameters(), None) is not None:
             raise ValueError(f"dims: {name!r} has weights of one dimension; leave dims out")
     elif name is not None:

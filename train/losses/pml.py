@@ -78,11 +78,28 @@ class PMLCall(nn.Module):
         return value
 
 
-def build_pml(name: str, parameters: Mapping[str, Any]) -> PMLTerm:
+_SIZES = {
+    "num_classes": "num_classes",
+    "embedding_size": "embedding_dim",
+    "descriptors_dim": "embedding_dim",  # of P2SGradLoss
+}
+"""Arguments of PML's constructors that the caller of `build` knows, with our names for them."""
+
+_UNUSABLE = ("BaseMetricLossFunction", "GenericPairLoss", "ManifoldLoss", "VICRegLoss")
+"""Abstract ones, and those that PML refuses to call with labels."""
+
+
+def build_pml(name: str, parameters: Mapping[str, Any], supplied: Mapping[str, int | None]) -> PMLTerm:
     """Build the loss `pml:Class` with its parameters.
 
+    Args:
+        name: Name with its prefix.
+        parameters: Keyword arguments of the class.
+        supplied: `num_classes` and `embedding_dim`, for a class that requires them.
+
     Raises:
-        ValueError: The package is not installed, or an unknown class or parameter, with similar names.
+        ValueError: The package is not installed, an unknown class or parameter, with similar names, or a
+            missing one.
     """
     try:
         from pytorch_metric_learning import losses
@@ -93,23 +110,57 @@ def build_pml(name: str, parameters: Mapping[str, Any]) -> PMLTerm:
     known: dict[str, Any] = {
         key: cls
         for key, cls in vars(losses).items()
-        if inspect.isclass(cls) and issubclass(cls, losses.BaseMetricLossFunction)
+        if inspect.isclass(cls) and issubclass(cls, losses.BaseMetricLossFunction) and key not in _UNUSABLE
     }
     wanted = name.removeprefix("pml:")
     if wanted not in known:
-        raise ValueError(f"pytorch-metric-learning has no loss {wanted!r}; {did_you_mean(wanted, known)}")
+        hint = did_you_mean(wanted, known)
+        raise ValueError(f"pytorch-metric-learning has no loss {wanted!r} of labelled images; {hint}")
     taken = _parameters(known[wanted])
     for key in parameters:
         if key not in taken:
             raise ValueError(f"{name!r} has no parameter {key!r}; {did_you_mean(str(key), taken)}")
-    return PMLTerm(known[wanted](**parameters))
+    return PMLTerm(known[wanted](**_completed(name, known[wanted], taken, parameters, supplied)))
 
 
-def _parameters(cls: type) -> list[str]:
+def _completed(
+    name: str,
+    cls: type,
+    taken: Mapping[str, inspect.Parameter],
+    parameters: Mapping[str, Any],
+    supplied: Mapping[str, int | None],
+) -> dict[str, Any]:
+    """Return the arguments of a class with the sizes that it requires.
+
+    An optional size is left alone: with `num_classes`, MarginLoss would learn a boundary for each class.
+    """
+    found = dict(parameters)
+    # A base class's requirement counts for sizes only: the others are met by the class between.
+    required = [p for p in inspect.signature(cls).parameters if p in taken and _is_required(taken[p])]
+    required += [s for s in _SIZES if s not in required and s in taken and _is_required(taken[s])]
+    for parameter in required:
+        size = supplied[_SIZES[parameter]] if parameter in _SIZES else None
+        if parameter not in found and size is not None:
+            found[parameter] = size
+    missing = [parameter for parameter in required if parameter not in found]
+    own = [repr(parameter) for parameter in missing if parameter not in _SIZES]
+    if own:
+        raise ValueError(f"{name!r} needs {' and '.join(own)}; add {'it' if len(own) == 1 else 'them'}")
+    if missing:
+        sizes = " and ".join(dict.fromkeys(_SIZES[parameter] for parameter in missing))
+        raise ValueError(f"{name!r} has parameters of its own; pass {sizes} to build")
+    return found
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    return parameter.default is parameter.empty
+
+
+def _parameters(cls: type) -> dict[str, inspect.Parameter]:
     """Return the keyword arguments of a class, including those its constructor passes to its base classes."""
-    found: dict[str, None] = {}
+    found: dict[str, inspect.Parameter] = {}
     for base in cls.__mro__[: cls.__mro__.index(nn.Module)]:
         for parameter in inspect.signature(base).parameters.values():
             if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-                found[parameter.name] = None
-    return list(found)
+                found.setdefault(parameter.name, parameter)
+    return found

@@ -3,11 +3,14 @@
 import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from tests.conftest import lookalike_here
 from train import losses
 from train.losses.pml import PMLCall
 
@@ -155,6 +158,82 @@ def test_pml_miners_are_refused() -> None:
     ],
 )
 def test_unknown_pml_names_are_refused(spec: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        losses.build(spec)
+
+
+LABELLED = sorted(
+    name
+    for name, cls in vars(pml_losses).items()
+    if isinstance(cls, type)
+    and issubclass(cls, pml_losses.BaseMetricLossFunction)
+    and name not in ("BaseMetricLossFunction", "GenericPairLoss", "ManifoldLoss", "VICRegLoss")
+)
+
+
+@pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")  # PML's HistogramLoss
+@pytest.mark.parametrize("name", LABELLED)
+def test_every_pml_loss_for_labels_takes_a_training_step(name: str) -> None:
+    """With the sizes that the trainer knows alone, a step lowers the loss, and moves its own weights."""
+    own = {"margin": 0.4, "Tn": 10} if name == "RankedListLoss" else {}
+    torch.manual_seed(0)
+    module = losses.build({"name": f"pml:{name}", **own}, num_classes=4, embedding_dim=6)
+    weights = list(module.parameters())
+    sized = {"num_classes", "embedding_size", "descriptors_dim"} & vars(module.term.loss).keys()
+    assert bool(weights) == bool(sized - ({"num_classes"} if name == "MarginLoss" else set()))
+    x = X.float().requires_grad_()
+    before = [weight.detach().clone() for weight in weights]
+    value = module(x, Y)
+    value.backward()
+    assert torch.isfinite(value)
+    assert float(x.grad.norm()) > 0
+    with torch.no_grad():
+        for parameter in (x, *weights):
+            parameter -= 1e-3 * parameter.grad
+    assert all((old != new).any() for old, new in zip(before, weights, strict=True))
+    assert float(module(x, Y)) < float(value)
+
+
+@pytest.mark.parametrize("name", ["ArcFaceLoss", "SubCenterArcFaceLoss", "P2SGradLoss"])
+def test_pml_losses_get_the_sizes_of_the_training(name: str) -> None:
+    """Equal to PML's own with the same weights; a size that is given wins."""
+    ours = losses.build({"name": f"pml:{name}"}, num_classes=4, embedding_dim=6)
+    sizes = {"descriptors_dim" if name == "P2SGradLoss" else "embedding_size": 6, "num_classes": 4}
+    theirs = getattr(pml_losses, name)(**sizes)
+    theirs.load_state_dict(
+        {key.removeprefix("term.loss."): value for key, value in ours.state_dict().items()}
+    )
+    torch.testing.assert_close(ours(X.float(), Y), theirs(X.float(), Y))
+    given = losses.build({"name": f"pml:{name}", "num_classes": 9}, num_classes=4, embedding_dim=6)
+    assert given.term.loss.num_classes == 9
+
+
+def test_training_gives_pml_losses_their_sizes(shop: Path, tmp_path: Path) -> None:
+    """The checkpoint has three proxies for each of the training classes, of the model's dimension."""
+    words = ["train", "--data", f"folder:{shop}", "--out", str(tmp_path / "out"), "--set", "epochs=1"]
+    words += ["--set", "preprocess.size=24", "--set", "model.embedding_dim=8"]
+    lookalike_here(*words, "--set", "loss={name: pml:SubCenterArcFaceLoss}")
+    tensors = load_file(next(tmp_path.rglob("*.safetensors")))
+    (proxies,) = [value for key, value in tensors.items() if key.endswith("term.loss.W")]
+    assert proxies.shape == (8, 3 * 3)
+
+
+def test_an_optional_size_is_left_alone() -> None:
+    """With a number of classes, MarginLoss would learn a boundary for each."""
+    module = losses.build({"name": "pml:MarginLoss"}, num_classes=4, embedding_dim=6)
+    assert module.term.loss.beta.numel() == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"name": "pml:SubCenterArcFaceLoss"}, "pass num_classes and embedding_dim to build"),
+        ({"name": "pml:ArcFaceLoss", "num_classes": 3}, "pass embedding_dim to build"),
+        ({"name": "pml:RankedListLoss", "margin": 0.4}, "needs 'Tn'; add it"),
+        ({"name": "pml:VICRegLoss"}, "no loss 'VICRegLoss' of labelled images"),
+    ],
+)
+def test_a_missing_parameter_of_pml_is_named(spec: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         losses.build(spec)
 
