@@ -72,7 +72,7 @@ def make_page(folder: Path = FOLDER, results_folder: Path = RESULTS) -> str:
     tables, setups = load_tables(folder), load_setups(folder)
     results = {name: found for name in tables if (found := load(name, results_folder)) is not None}
     measured = [table for table in tables.values() if results.get(table.name, {}).get("setups")]
-    verdicts = {table.name: judge(table, results[table.name]) for table in measured}
+    verdicts = judge(measured, results)
     lines = [expand(_SUMMARY.read_text(), results, verdicts).rstrip(), ""]
     lines += ["## The claims of the papers", "", *_claims(measured, results, verdicts), ""]
     for table in measured:
@@ -90,7 +90,8 @@ def expand(
 
     {{mean TABLE SETUP VARIANT METRIC}}: mean over the seeds. {{gain TABLE SETUP OURS THEIRS METRIC}}: paired
     difference with its 95% interval. {{untrained TABLE SETUP BASELINE METRIC}}: value of a baseline without
-    training. {{count TABLE WORD}}: number of verdicts. METRIC may be left out: Recall@1.
+    training. {{verdict TABLE SETUP OURS THEIRS}}: word of the verdict on a claim. METRIC may be left out:
+    Recall@1.
 
     Raises:
         InputError: An expression that does not exist or has no result.
@@ -99,13 +100,21 @@ def expand(
     def value(found: re.Match[str]) -> str:
         kind, table, *rest = found[1].split()
         try:
-            if kind == "count" and verdicts is not None:
-                return str(sum(verdict.word == rest[0] for verdict in verdicts[table]))
+            if kind == "verdict" and verdicts is not None:
+                return _word_of(verdicts[table], *rest)
             return _expression(kind, results[table], rest)
         except (KeyError, IndexError, ValueError) as error:
             raise InputError(f"summary.md: {found[0]}: no such result; correct it") from error
 
     return _EXPRESSION.sub(value, text)
+
+
+def _word_of(verdicts: Sequence[Verdict], setup: str, ours: str, theirs: str) -> str:
+    words = {
+        one.word for one in verdicts if (one.setup, one.claim.better, one.claim.than) == (setup, ours, theirs)
+    }
+    (word,) = words
+    return word
 
 
 def _expression(kind: str, results: Mapping[str, Any], words: Sequence[str]) -> str:
@@ -152,14 +161,15 @@ def _claims(
             yield _verdict_row(verdict, table, results[table.name])
     yield from (
         "",
-        "†: at different learning rates, each chosen for the variant. MAP@R: difference, not tested.",
+        "†: at different learning rates, each chosen for the variant. MAP@R: difference, not tested. ‡: its "
+        "sign is not that of Recall@1, so the verdict depends on the metric.",
     )
 
 
 def _verdict_row(verdict: Verdict, table: Table, results: Mapping[str, Any]) -> str:
     variants = results["setups"][verdict.setup]["variants"]
     claim, one = verdict.claim, verdict.paired
-    word = f"**{verdict.word}**"
+    word = f"**{verdict.word}**" + " ‡" * verdict.contradicted
     if verdict.word == UNDECIDED:
         word = _undecided(one, claim.metric)
     metric = "" if claim.metric == "recall_at_1" else f" ({_NAMES.get(claim.metric, claim.metric)})"
@@ -168,7 +178,7 @@ def _verdict_row(verdict: Verdict, table: Table, results: Mapping[str, Any]) -> 
     rates = {_rate(table, name, variants[name]) for name in (claim.better, claim.than)}
     difference = _interval(one, claim.metric) + (" †" if len(rates) > 1 else "")
     cells = [f"{claim.says} ({claim.source}){metric}", names, verdict.setup, difference]
-    precision = compare(results, verdict.setup, claim.better, claim.than, "map_at_r")
+    precision = verdict.precision
     cells += [p, str(one.n), word, "-" if precision is None else _interval(precision, "map_at_r")]
     return f"| {' | '.join(cells)} |"
 

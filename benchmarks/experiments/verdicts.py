@@ -1,13 +1,14 @@
 """Verdicts on the claims of the papers, by a rule that is fixed before the results are known.
 
-The runs of two variants share their seeds, so their differences are paired. The p-values of all claims of a
-table are corrected together (Holm). Confirmed: corrected p below 0.05, and the sign is that of the claim.
-Refuted: below 0.05, and the other sign. Undecided: otherwise.
+The runs of two variants share their seeds, so their differences are paired. The p-values of all claims of all
+tables are corrected together (Holm). Confirmed: corrected p below 0.05, and the sign is that of the claim.
+Refuted: below 0.05, and the other sign. Undecided: otherwise. A verdict on Recall@1 is contradicted if the
+difference in MAP@R has the other sign.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +27,9 @@ class Verdict:
         claim: The claim.
         setup: Name of the setup.
         paired: Paired differences, `better` - `than`.
-        p: p corrected for all claims of the table; `None` without spread.
+        p: p corrected for all claims of all tables; `None` without spread.
         word: confirmed, refuted or undecided.
+        precision: Paired differences in MAP@R; `None` if it was not measured.
     """
 
     claim: Claim
@@ -35,21 +37,31 @@ class Verdict:
     paired: Paired
     p: float | None
     word: str
+    precision: Paired | None
+
+    @property
+    def contradicted(self) -> bool:
+        """Whether it is decided by Recall@1, and MAP@R has the other sign."""
+        if self.word == UNDECIDED or self.claim.metric != "recall_at_1" or self.precision is None:
+            return False
+        return self.paired.difference * self.precision.difference < 0
 
 
-def judge(table: Table, results: Mapping[str, Any]) -> list[Verdict]:
-    """Return the verdicts on the claims of a table, on all setups with results."""
-    found = []
-    for claim in table.claims:
-        for setup in claim.setups:
-            one = compare(results, setup, claim.better, claim.than, claim.metric)
-            if one is not None:
-                found.append((claim, setup, one))
-    corrected = holm([one.p if one.p is not None else 1.0 for _, _, one in found])
-    return [
-        Verdict(claim, setup, one, p, _word(claim, one, p))
-        for (claim, setup, one), p in zip(found, corrected, strict=True)
+def judge(tables: Sequence[Table], results: Mapping[str, Any]) -> dict[str, list[Verdict]]:
+    """Return the verdicts on the claims of each table, on all setups with results."""
+    found = [
+        (table.name, claim, setup, one)
+        for table in tables
+        for claim in table.claims
+        for setup in claim.setups
+        if (one := compare(results[table.name], setup, claim.better, claim.than, claim.metric))
     ]
+    corrected = holm([one.p if one.p is not None else 1.0 for *_, one in found])
+    verdicts: dict[str, list[Verdict]] = {table.name: [] for table in tables}
+    for (name, claim, setup, one), p in zip(found, corrected, strict=True):
+        precision = compare(results[name], setup, claim.better, claim.than, "map_at_r")
+        verdicts[name].append(Verdict(claim, setup, one, p, _word(claim, one, p), precision))
+    return verdicts
 
 
 def compare(results: Mapping[str, Any], setup: str, ours: str, theirs: str, metric: str) -> Paired | None:

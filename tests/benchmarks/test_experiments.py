@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy.stats import ttest_rel
 
 from benchmarks.experiments import page
 from benchmarks.experiments.catalogue import Claim, Table, load_setups, load_tables, merge
 from benchmarks.experiments.data import LISTS
 from benchmarks.experiments.geometry import arc_geometry
 from benchmarks.experiments.page import expand, make_page
+from benchmarks.experiments.results import load
 from benchmarks.experiments.verdicts import judge
 from retrieval.errors import InputError
 from retrieval.metrics.statistics import paired
@@ -102,11 +104,41 @@ def table(*, lower: bool = False) -> Table:
 )
 def test_verdicts_follow_the_paired_test(ours: list[float], lower: bool, word: str) -> None:
     theirs = [0.40, 0.41, 0.41, 0.40]
-    (found,) = judge(table(lower=lower), results(ours, theirs))
+    (found,) = judge([table(lower=lower)], {"t": results(ours, theirs)})["t"]
     expected = paired(ours, theirs)
     assert found.word == word
     assert found.paired == expected
     assert found.p == expected.p  # a single claim needs no correction
+
+
+def test_p_values_of_the_page_are_corrected_over_all_claims() -> None:
+    """By the definition of Holm over every claim of every table, by scipy's test of their values."""
+    tables = load_tables()
+    found = {name: load(name) for name in tables}
+    verdicts = [one for some in judge(list(tables.values()), found).values() for one in some]
+    ps = []
+    for name, table in tables.items():
+        for claim in table.claims:
+            for setup in claim.setups:
+                variants = found[name]["setups"].get(setup, {}).get("variants", {})
+                sides = [variants[one] for one in (claim.better, claim.than)]
+                values = [
+                    side["last"].get(claim.metric) or side["diagnostics"][claim.metric] for side in sides
+                ]
+                assert sides[0]["seeds"] == sides[1]["seeds"]
+                ps.append(ttest_rel(*values).pvalue)
+    order = np.argsort(ps)
+    holm = np.maximum.accumulate([(len(ps) - rank) * ps[at] for rank, at in enumerate(order)])
+    expected = np.empty(len(ps))
+    expected[order] = np.minimum(holm, 1)
+    assert [one.p for one in verdicts] == pytest.approx(expected.tolist())
+    assert [one.word == "undecided" for one in verdicts] == (expected >= 0.05).tolist()
+    decided = [one for one in verdicts if one.word != "undecided" and one.claim.metric == "recall_at_1"]
+    other = [one for one in decided if one.paired.difference * one.precision.difference < 0]
+    marked = [line for line in page.PAGE.read_text().splitlines() if "** ‡ |" in line]
+    assert len(other) == len(marked) > 0
+    for one, line in zip(other, marked, strict=True):
+        assert f"| {one.claim.better} > {one.claim.than} | {one.setup} |" in line
 
 
 def test_numbers_of_the_summary_come_from_the_results() -> None:
