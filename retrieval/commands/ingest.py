@@ -31,6 +31,7 @@ from retrieval.ingest.indexing import BadFilePolicy, IngestResult, add_images, r
 from retrieval.ingest.rebuild import rebuild as rebuild_gallery
 from retrieval.ingest.sources import Sources
 from retrieval.ingest.store_indexing import add_to_store
+from retrieval.ingest.tables import TableReport
 from retrieval.searchable import SearchableGallery
 from retrieval.storage.identity import check_storage
 from retrieval.storage.records import IndexSpec
@@ -128,8 +129,9 @@ def build(
     --metadata is a table with the column `path` and any other columns: `id` and `label` replace the path and
     the folder, all others are metadata for filters (`lookalike search --where`). Without IMAGES, the table
     lists the images. Its paths are relative to the folder in IMAGES, if there is one, and otherwise to the
-    folder of the table. The type of a CSV column is integer, float or text, the first that fits all values;
-    an empty field is a missing value. In a tar shard, a/x.json, a/x.cls and a/x.txt contain the metadata, the
+    folder of the table. A CSV column has numbers if 90% of its fields are numbers, and the others are listed
+    and left empty (exit code 3); all other columns are text, and an empty field is a missing value. In a tar
+    shard, a/x.json, a/x.cls and a/x.txt contain the metadata, the
     label and a text for a/x.jpg.
 
     Without a GPU, the model takes most of the time. A model exported with `--precision int8` can be twice as
@@ -492,12 +494,13 @@ def _difference(found: syncing.FolderDifference) -> str:
 def _report(
     ctx: click.Context, gallery: SearchableGallery, result: IngestResult, as_json: bool, **more: Any
 ) -> None:
-    """Print the result of a run; exit with code 3 if files were unusable."""
+    """Print the result of a run; exit with code 3 if files or fields of the table were unusable."""
     facts = as_json and {
         **gallery.info(),
         **result.counts,
         **more,
         "bad": _bad_facts(result),
+        "table": table_facts(result.table),
         "duplicates": result.duplicates,
     }
     print_result(facts, as_json, _summary(gallery, result))
@@ -508,8 +511,26 @@ def _report(
             f"{pluralize(copies, 'image')} with the same bytes as another image; all are kept:", groups
         )
     _print_bad(result)
-    if result.bad:
+    print_table_report(result.table)
+    if result.bad or result.table.bad:
         ctx.exit(3)
+
+
+def table_facts(report: TableReport) -> dict[str, Any]:
+    """Return what does not fit the columns of a table, for JSON."""
+    return {"bad": [vars(cell) for cell in report.bad], "mixed": report.mixed}
+
+
+def print_table_report(report: TableReport) -> None:
+    """Print what does not fit the columns of a table."""
+    for line in report.mixed:
+        print_status(line)
+    if report.bad:
+        count = pluralize(len(report.bad), "field")
+        title = (
+            f"{count} in columns of numbers left empty; correct the table, which has the values, and repeat:"
+        )
+        _print_list(title, [str(cell) for cell in report.bad])
 
 
 def _bad_facts(result: IngestResult) -> list[dict[str, str]]:

@@ -8,6 +8,7 @@ import click
 
 from retrieval.cli import json_option, print_result
 from retrieval.commands.device_options import runtime_options
+from retrieval.commands.ingest import print_table_report, table_facts
 from retrieval.commands.options import index_options, storage_option
 from retrieval.commands.stores import check_index, explain_password, store_option
 from retrieval.inference.runtime import Runtime
@@ -59,7 +60,9 @@ def export_(gallery: Path, file: Path, as_json: bool) -> None:
 @storage_option
 @runtime_options
 @json_option
+@click.pass_context
 def import_(
+    ctx: click.Context,
     gallery: Path,
     file: Path,
     model: Path | None,
@@ -126,9 +129,13 @@ def import_(
         explain_password(store)
     target = open_gallery(gallery) if store is None else StoreGallery(gallery, address=store)
     index = target.index_kind
-    facts = {"gallery": str(gallery), **vars(done), "images": len(target), "index": index}
+    facts = {"gallery": str(gallery), **done.counts, "images": len(target), "index": index}
+    facts["table"] = table_facts(done.table)
     text = f"{gallery}: {_counts(done)}; {pluralize(len(target), 'image')} in the gallery, index: {index}"
     print_result(facts, as_json, text)
+    print_table_report(done.table)
+    if done.table.bad:
+        ctx.exit(3)
 
 
 def _counts(done: ImportResult) -> str:

@@ -20,6 +20,7 @@ from retrieval.ingest.pipeline import Embedded, EmbeddedBatch, embed_ahead
 from retrieval.ingest.plan import changes_of, known_roots, moved_item, plan_indexing
 from retrieval.ingest.replay import replay, withhold
 from retrieval.ingest.sources import Scan, Sources, collect, file_exists
+from retrieval.ingest.tables import TableReport
 from retrieval.progress import Progress
 from retrieval.searchable import SearchableGallery
 from retrieval.storage.lookups import create_lookups
@@ -97,6 +98,7 @@ class IngestResult:
         ignored: Files without an image suffix.
         unmatched: Rows of the metadata table for files that are not among the sources.
         bad: Unusable files.
+        table: What does not fit the types of the columns of the metadata table.
         duplicates: Groups of keys of items with identical bytes, for groups that contain a new item.
     """
 
@@ -112,6 +114,7 @@ class IngestResult:
     ignored: int = 0
     unmatched: int = 0
     bad: list[BadFile] = field(default_factory=list)
+    table: TableReport = field(default_factory=TableReport)
     duplicates: list[list[str]] = field(default_factory=list)
 
     @property
@@ -229,6 +232,7 @@ def carry_out(
         unchanged=plan.unchanged,
         ignored=found.ignored,
         unmatched=found.unmatched,
+        table=found.table,
         withheld=found.withheld,
         bad=list(plan.known_bad()),
     )

@@ -70,10 +70,11 @@ class Scan:
         ignored: Number of files without an image suffix.
         unmatched: Number of table rows for files that are not among the images.
         withheld: Number of files left out because their image was removed by hand.
+        table: What does not fit the types of the columns of the table.
     """
 
     def __init__(self, entries: Iterable[Entry] = (), *, repeats: bool = False) -> None:
-        self.entries, self.repeats = entries, repeats
+        self.entries, self.repeats, self.table = entries, repeats, tables.TableReport()
         self.ignored = self.unmatched = self.withheld = 0
 
     def __iter__(self) -> Iterator[Entry]:
@@ -113,7 +114,7 @@ def collect(sources: Sources, roots: Iterable[str] = ()) -> Scan:
     else:
         folders = [path for path in paths if path.is_dir() or remote.url_of(path)]
         base = absolute(folders[0] if len(folders) == 1 else table.parent)
-    rows = tables.read_table(table)
+    rows = tables.read_table(table, found.table)
     if paths or sources.list_file is not None:
         found.entries = _described(found, found.entries, rows, base, str(table))
     else:

@@ -123,6 +123,7 @@ class _Run:
         self._write()
         found, result = self._found, self.result
         result.ignored, result.unmatched, result.withheld = found.ignored, found.unmatched, found.withheld
+        result.table = found.table
 
     def _collect(self, planned: _Planned, file: Embedded, vector: np.ndarray) -> None:
         image, existing = planned.image, planned.existing

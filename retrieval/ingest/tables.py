@@ -1,9 +1,9 @@
 """Metadata tables: CSV and Parquet files with one row per image.
 
 The column `path` is required. The optional column `id` is the key and must not be empty; the optional column
-`label` is the label; all other columns are metadata. In a CSV file the type of a column is integer, float or
-text, the first that fits all its values; an empty field is a missing value; numbers with leading zeros are
-text.
+`label` is the label; all other columns are metadata. In a CSV file an empty field is a missing value, and a
+column has numbers, integer or float, if at least 90% of its other fields are numbers; the rest of them are
+reported and left empty. Otherwise it is text, and so are columns with a number that has leading zeros.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import decimal
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,42 @@ _AT_ONCE, _PART = 65_536, 256  # rows of a block, and of the parts in which it i
 _INTEGER = re.compile(r"[+-]?(0|[1-9][0-9]{0,17})")
 _NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
+_PADDED = re.compile(r"[+-]?0[0-9]+")
+_MAJORITY, _MIXED = 0.9, 0.5  # shares of numbers: of a column of numbers, and of one whose type is reported
+
 # The type of a CSV column.
 _Type = type[int] | type[float] | type[str]
+
+
+@dataclass(frozen=True)
+class BadCell:
+    """A field in a column of numbers that is none.
+
+    Attributes:
+        place: Position in error messages: "FILE, line 3".
+        column: Name of the column.
+        value: Its text in the table.
+    """
+
+    place: str
+    column: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.place}, column {self.column!r}: {self.value[:60]!r}"
+
+
+@dataclass
+class TableReport:
+    """What does not fit the types of the columns of a table.
+
+    Attributes:
+        bad: Fields in columns of numbers that were left empty.
+        mixed: Columns that are text, although most of their values are numbers: one line each.
+    """
+
+    bad: list[BadCell] = field(default_factory=list)
+    mixed: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -53,29 +87,40 @@ class TableRow:
     metadata: Mapping[str, Value]
 
 
-def read_table(file: Path) -> list[TableRow]:
+def read_table(file: Path, report: TableReport) -> list[TableRow]:
     """Read a CSV or Parquet (`.parquet`) file.
+
+    Args:
+        file: The table.
+        report: Is given what does not fit the types of the columns.
 
     Raises:
         InputError: The file is invalid; the message has the line or row.
     """
-    rows = parse_rows(read_rows(file, _PATH))
+    rows = parse_rows(_rows(file, (_PATH,), report))
     if not rows:
         raise InputError(f"{file}: lists no images")
     return rows
 
 
-def read_rows(file: Path, *required: str) -> Iterator[tuple[str, Mapping[str, Value]]]:
+def read_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Value]]]:
     """Yield the values by column of each row of a CSV or Parquet file, with its position in error messages.
 
-    Args:
-        file: The table.
-        required: Columns that it must have.
+    The values of a CSV file are text.
 
     Raises:
         InputError: The file is invalid; the message has the line or row.
     """
-    yield from (_parquet if file.suffix.lower() == ".parquet" else _csv)(file, required)
+    yield from _rows(file, (), None)
+
+
+def _rows(
+    file: Path, required: Sequence[str], report: TableReport | None
+) -> Iterator[tuple[str, Mapping[str, Value]]]:
+    if file.suffix.lower() == ".parquet":
+        yield from _parquet(file, required)
+    else:
+        yield from _csv(file, required, report)
 
 
 def parse_rows(rows: Iterable[tuple[str, Mapping[str, object]]]) -> list[TableRow]:
@@ -148,6 +193,7 @@ class CsvTable:
         file: The file, which is read once for the types and once for each use of `blocks`.
         names: Names of the columns.
         count: Number of rows.
+        report: What does not fit the types of the columns.
 
     Args:
         file: CSV file in UTF-8 with a header.
@@ -159,29 +205,52 @@ class CsvTable:
     def __init__(self, file: Path) -> None:
         rows = _csv_rows(file)
         self.file, self.names, self.count = file, _header(file, rows), 0
-        self._types: list[_Type] = [_first_type(name) for name in self.names]
+        self._columns = [_Column(file, name) for name in self.names]
         for *columns, lines in _blocks(rows, self.names, _AT_ONCE):
             self.count += len(lines)
-            self._types = list(map(_widened, self._types, columns))
+            for column, fields in zip(self._columns, columns, strict=True):
+                column.count(fields)
+        self.report = TableReport(mixed=_mixed(self._columns))
+        if any(column.has_bad for column in self._columns):
+            for _ in self._read(_AT_ONCE, self.report):
+                pass
 
     def blocks(self, count: int) -> Iterator[dict[str, list[Value]]]:
         """Yield the values by column of up to `count` rows at a time."""
+        yield from self._read(count, TableReport())
+
+    def _read(self, count: int, report: TableReport) -> Iterator[dict[str, list[Value]]]:
         rows = _csv_rows(self.file)
         next(rows)
-        for *columns, _ in _blocks(rows, self.names, count):
-            yield dict(zip(self.names, map(_converted, self._types, columns), strict=True))
+        for *columns, lines in _blocks(rows, self.names, count):
+            values = [
+                one.converted(fields, lines, report)
+                for one, fields in zip(self._columns, columns, strict=True)
+            ]
+            yield dict(zip(self.names, values, strict=True))
 
 
-def _csv(file: Path, required: Sequence[str]) -> Iterator[tuple[str, dict[str, Value]]]:
+def _csv(
+    file: Path, required: Sequence[str], report: TableReport | None
+) -> Iterator[tuple[str, dict[str, Value]]]:
+    """Yield rows with typed values, or without a report, with text."""
     rows = _csv_rows(file)
     names = _header(file, rows)
     _check_columns(file, names, required)
     blocks = list(_blocks(rows, names, _AT_ONCE))  # read once: it may be a pipe
-    types: list[_Type] = [_first_type(name) for name in names]
-    for *columns, _ in blocks:
-        types = list(map(_widened, types, columns))
-    for *columns, lines in blocks:
-        for line, *values in zip(lines, *map(_converted, types, columns), strict=True):
+    columns = [_Column(file, name) for name in names]
+    if report is not None:
+        for *fields, _ in blocks:
+            for column, some in zip(columns, fields, strict=True):
+                column.count(some)
+        report.mixed += _mixed(columns)
+    found = report or TableReport()
+    for *fields, lines in blocks:
+        typed = (
+            column.converted(some, lines, found) if report is not None else _texts(some)
+            for column, some in zip(columns, fields, strict=True)
+        )
+        for line, *values in zip(lines, *typed, strict=True):
             yield f"{file}, line {line}", dict(zip(names, values, strict=True))
 
 
@@ -224,28 +293,76 @@ def _header(file: Path, rows: Iterator[list[Any]]) -> list[str]:
     return names
 
 
-def _first_type(name: str) -> _Type:
-    return str if name in (_PATH, _ID, _LABEL) else int
+class _Column:
+    """A column of a CSV file, whose type is decided once all its fields are counted.
+
+    Args:
+        file: The file.
+        name: Name of the column.
+    """
+
+    def __init__(self, file: Path, name: str) -> None:
+        self.file, self.name = file, name
+        self._filled = self._integers = self._numbers = 0
+        self._is_text = name in (_PATH, _ID, _LABEL)
+
+    def count(self, fields: Sequence[str]) -> None:
+        """Count the kinds of some fields."""
+        if self._is_text:
+            return
+        filled = fields if all(fields) else [field for field in fields if field]
+        others = [field for field in filled if not _INTEGER.fullmatch(field)]
+        self._filled += len(filled)
+        self._integers += len(filled) - len(others)
+        self._numbers += len(filled) - len(others) + sum(map(_is_number, others))
+        self._is_text = any(map(_PADDED.fullmatch, others))
+
+    @property
+    def kind(self) -> _Type:
+        """The type of its values."""
+        if self._is_text or self._numbers < _MAJORITY * self._filled:
+            return str
+        return int if self._integers == self._numbers else float
+
+    @property
+    def has_bad(self) -> bool:
+        """Whether some fields have no value of its type."""
+        return self.kind is not str and self._numbers < self._filled
+
+    @property
+    def mixed(self) -> str | None:
+        """A line on a column of text most of whose values are numbers."""
+        if self._is_text or self.kind is not str or self._numbers < _MIXED * self._filled:
+            return None
+        share = f"{self._numbers} of {self._filled} values are numbers, fewer than {_MAJORITY:.0%}"
+        return f"{self.file}, column {self.name!r}: taken as text, since {share}"
+
+    def converted(self, fields: Sequence[str], lines: Sequence[int], report: TableReport) -> list[Value]:
+        """Return the values of some fields, and report those that have none."""
+        kind = self.kind
+        if kind is str:
+            return _texts(fields)
+        if not self.has_bad:
+            return [kind(field) if field else None for field in fields]
+        values = [kind(field) if _is_number(field) else None for field in fields]
+        report.bad += [
+            BadCell(f"{self.file}, line {line}", self.name, field)
+            for line, field, value in zip(lines, fields, values, strict=True)
+            if field and value is None
+        ]
+        return values
 
 
-def _widened(kind: _Type, fields: Sequence[str]) -> _Type:
-    """Return the first type from `kind` on in the order integer, float, text that fits all fields."""
-    filled = fields if all(fields) else [field for field in fields if field]
-    if kind is int and not all(map(_INTEGER.fullmatch, filled)):
-        kind = float
-    if kind is float and not (all(map(_NUMBER.fullmatch, filled)) and all(map(_is_finite, filled))):
-        kind = str
-    return kind
+def _mixed(columns: Iterable[_Column]) -> list[str]:
+    return [line for column in columns if (line := column.mixed)]
 
 
-def _is_finite(field: str) -> bool:
-    return math.isfinite(float(field))
+def _texts(fields: Sequence[str]) -> list[Value]:
+    return [field or None for field in fields]
 
 
-def _converted(kind: _Type, fields: Sequence[str]) -> list[Value]:
-    if kind is str:
-        return [field or None for field in fields]
-    return [kind(field) if field else None for field in fields]
+def _is_number(field: str) -> bool:
+    return _NUMBER.fullmatch(field) is not None and math.isfinite(float(field))
 
 
 def import_pyarrow(file: Path) -> tuple[Any, Any]:

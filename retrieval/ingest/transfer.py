@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
@@ -24,8 +24,8 @@ from retrieval.images import remote
 from retrieval.inference.runtime import Runtime
 from retrieval.ingest.indexing import index_new_vectors
 from retrieval.ingest.store_transfer import StoreImport, chunks_of_store, kinds_of, types_of
-from retrieval.ingest.tables import import_pyarrow
-from retrieval.ingest.vector_files import VECTOR, Chunk, VectorFile, open_vectors
+from retrieval.ingest.tables import TableReport, import_pyarrow
+from retrieval.ingest.vector_files import VECTOR, Chunk, NpyVectors, VectorFile, open_vectors
 from retrieval.ingest.vector_items import COLUMNS, VectorItems
 from retrieval.ingest.vector_shards import ShardVectors
 from retrieval.progress import Progress
@@ -165,11 +165,18 @@ class ImportResult:
         replaced: Number of items whose key the gallery had, and whose vector is a new one now.
         unchanged: Number of rows that the gallery had already: rows without ids that an earlier import of the
             same file had added; in a database, all rows with the same contents as an item.
+        table: What does not fit the types of the columns of a CSV file.
     """
 
     added: int = 0
     replaced: int = 0
     unchanged: int = 0
+    table: TableReport = field(default_factory=TableReport)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """All counts, by name."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, int)}
 
 
 def import_vectors(
@@ -223,11 +230,12 @@ def import_vectors(
     if isinstance(file, ShardVectors) and embedder is not None:
         file.check_model(embedder)
     items = VectorItems(file, (root or source.parent).resolve(), prefix or source.stem)
+    table = file.report if isinstance(file, NpyVectors) else TableReport()
     if store is not None or is_store(folder):
         target = _open_store(folder, items, embedder, name, store, storage, runtime, show_progress)
         run = StoreImport(target, items)
         run.run(None if index is None else index.recall, show_progress=show_progress)
-        return ImportResult(run.added, run.replaced, run.unchanged)
+        return ImportResult(run.added, run.replaced, run.unchanged, table)
     is_new = not (folder / "gallery.db").exists()
     if is_new:
         _check_origin(file, embedder, name)
@@ -243,7 +251,7 @@ def import_vectors(
         unchanged = 0 if is_new else items.check(gallery, show_progress=show_progress)
         result = _append(gallery, items, unchanged, started, show_progress)
         index_new_vectors(gallery, index, show_progress=show_progress)
-    return result
+    return replace(result, table=table)
 
 
 def _append(
@@ -260,7 +268,7 @@ def _append(
     finally:
         result = ImportResult(count - replaced, replaced, unchanged)
         if count:
-            gallery.store.record_run("import", started, vars(result))
+            gallery.store.record_run("import", started, result.counts)
             gallery.refresh()
     return result
 

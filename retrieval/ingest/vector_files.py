@@ -17,7 +17,7 @@ from typing import IO, Any, Protocol
 import numpy as np
 
 from retrieval.errors import InputError
-from retrieval.ingest.tables import CsvTable, arrow_values, import_pyarrow, plain_values
+from retrieval.ingest.tables import CsvTable, TableReport, arrow_values, import_pyarrow, plain_values
 from retrieval.storage.records import Value
 
 VECTOR = "vector"  # column of a Parquet file
@@ -84,7 +84,11 @@ def open_vectors(path: Path) -> VectorFile:
 
 
 class NpyVectors:
-    """Vectors of a `.npy` file, with the columns of the CSV file beside it, if there is one."""
+    """Vectors of a `.npy` file, with the columns of the CSV file beside it, if there is one.
+
+    Attributes:
+        report: What does not fit the types of the columns.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -93,6 +97,7 @@ class NpyVectors:
         beside = path.with_suffix(".csv")
         self._table = CsvTable(beside) if beside.is_file() else None
         self.names = () if self._table is None else tuple(self._table.names)
+        self.report = TableReport() if self._table is None else self._table.report
         if self._table is not None and self._table.count != self.count:
             raise InputError(f"{beside}: {self._table.count} rows, but {path.name} has {self.count} vectors")
 

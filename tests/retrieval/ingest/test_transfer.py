@@ -393,6 +393,7 @@ def test_export_and_import_commands(gallery: Gallery, tmp_path: Path) -> None:
     given = ("index", "import", new, out, "--embedding", "e")
     assert "4 added, 0 replaced; 4 images in the gallery, index: flat" in lookalike_here(*given).stdout
     counts = json.loads(lookalike_here(*given, "--kind", "sq8", "--json").stdout)
+    assert counts.pop("table") == {"bad": [], "mixed": []}
     assert counts == {"gallery": new, "added": 0, "replaced": 4, "unchanged": 0, "images": 4, "index": "sq8"}
     assert "a.jpg" in lookalike_here("search", new, "--id", "d.jpg").stdout
     lookalike_here("index", "import", new, out, "--embedding", "e", "--model", "m", code=2)
