@@ -100,10 +100,22 @@ class Editor(ABC):
             InputError: The metadata does not fit the gallery's columns; nothing is changed.
         """
         with self._log.before([decide("label", item, label)] if label != item.label else []):
-            self._amend(item, label, metadata)
+            self._amend([item], [label], metadata)
+
+    def relabel(self, items: Sequence[StoredItem], labels: Sequence[str]) -> None:
+        """Change the labels of items at once. The decisions are logged.
+
+        Args:
+            items: The items as they are now.
+            labels: Their labels from now on.
+        """
+        with self._log.before(decide("label", *one) for one in zip(items, labels, strict=True)):
+            self._amend(items, labels, {})
 
     @abstractmethod
-    def _amend(self, item: StoredItem, label: str | None, metadata: Mapping[str, Value]) -> None: ...
+    def _amend(
+        self, items: Sequence[StoredItem], labels: Sequence[str | None], metadata: Mapping[str, Value]
+    ) -> None: ...
 
     def undo(self, numbers: Sequence[int]) -> int:
         """Withdraw decisions, the newest first, and return the number of labels that changed back.
@@ -120,7 +132,7 @@ class Editor(ABC):
         for one in chosen:
             items = self.stored_items([*self._ids_by_key([one.key]).values()])
             if one.action == "label" and items and items[0].label == one.new:
-                self._amend(items[0], one.old, {})
+                self._amend(items[:1], [one.old], {})
                 changed += 1
         self._log.undo(numbers)
         return changed
@@ -179,11 +191,13 @@ class FileEditor(Editor):
         """Return the ids of all items that fulfil a condition; see `Editor.select`."""
         return live_ids(self._store, parse_condition(where))
 
-    def _amend(self, item: StoredItem, label: str | None, metadata: Mapping[str, Value]) -> None:
+    def _amend(
+        self, items: Sequence[StoredItem], labels: Sequence[str | None], metadata: Mapping[str, Value]
+    ) -> None:
         check_metadata(self._store, metadata, [("metadata", metadata)])
-        started = now()
-        self._store.amend([Change(item.id, item.stamp(label), metadata)])
-        self._store.record_run("update", started, {"described": 1})
+        started, both = now(), zip(items, labels, strict=True)
+        self._store.amend([Change(item.id, item.stamp(label), metadata) for item, label in both])
+        self._store.record_run("update", started, {"described": len(items)})
 
     def stored_items(self, ids: Sequence[int]) -> list[StoredItem]:
         """Return all facts about items by id."""
@@ -245,8 +259,11 @@ class StoreEditor(Editor):
         """Return the ids of all items that fulfil a condition; see `Editor.select`."""
         return self._gallery.select(where=where)
 
-    def _amend(self, item: StoredItem, label: str | None, metadata: Mapping[str, Value]) -> None:
-        self._gallery.amend([Amendment(item.id, {"label": label}, metadata)])
+    def _amend(
+        self, items: Sequence[StoredItem], labels: Sequence[str | None], metadata: Mapping[str, Value]
+    ) -> None:
+        both = zip(items, labels, strict=True)
+        self._gallery.amend([Amendment(item.id, {"label": label}, metadata) for item, label in both])
 
     def stored_items(self, ids: Sequence[int]) -> list[StoredItem]:
         """Return all facts about items by id."""

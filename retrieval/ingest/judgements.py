@@ -15,8 +15,10 @@ from retrieval.errors import InputError
 from retrieval.ingest.tables import read_rows
 from retrieval.searchable import SearchableGallery
 from retrieval.storage.records import Value
+from retrieval.text import pluralize
 
 _NAMES = ("id", "key", "path")
+_LISTED = 10  # unknown items in an error message
 _DECISIONS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
@@ -45,7 +47,8 @@ def read_judgements(file: Path, gallery: SearchableGallery) -> Judgements:
         gallery: Gallery of the items.
 
     Raises:
-        InputError: The table is invalid, or names an item that the gallery does not have.
+        InputError: The table is invalid, has two labels for an item, or names items that the gallery does not
+            have.
     """
     rows = list(read_rows(file))
     columns = rows[0][1].keys() if rows else set()
@@ -58,7 +61,11 @@ def read_judgements(file: Path, gallery: SearchableGallery) -> Judgements:
     given = [(place, values[name], str(values["label"])) for place, values in rows if values["label"]]
     find = _ids_of_paths if name == "path" else _ids_of
     ids = find([(place, value) for place, value, _ in given], gallery)
-    return Judgements(dict(zip(ids, (label for *_, label in given), strict=True)), [])
+    labels: dict[int, str] = {}
+    for item, (place, value, label) in zip(ids, given, strict=True):
+        if labels.setdefault(item, label) != label:
+            raise InputError(f"{place}: {value!r} has the label {labels[item]!r} in another row; leave one")
+    return Judgements(labels, [])
 
 
 def _pairs(rows: Sequence[_Row], gallery: SearchableGallery) -> list[tuple[int, int, bool]]:
@@ -79,25 +86,41 @@ def _ids_of(names: Sequence[_Name], gallery: SearchableGallery) -> list[int]:
     """Return the ids of items by id or key."""
     try:
         return gallery.ids_of([_as_name(value) for _, value in names])
-    except InputError:
-        for place, value in names:  # the message names the first row that is wrong
-            try:
-                gallery.ids_of([_as_name(value)])
-            except InputError as error:
-                raise InputError(f"{place}: {error}") from error
-        raise
+    except InputError as error:
+        unknown = [f"{place}: {value!r}" for place, value in names if not _is_known(value, gallery)]
+        if not unknown:  # it came meanwhile
+            raise
+        raise _unknown(unknown, gallery) from error
 
 
 def _ids_of_paths(names: Sequence[_Name], gallery: SearchableGallery) -> list[int]:
     """Return the ids of items by the path of their file; a relative path is that below the indexed folder."""
-    ids = []
+    ids, unknown = [], []
     for place, value in names:
         path = str(value)
-        found = gallery.item_at(Path(path).absolute())
-        if found is None:
-            (found,) = _ids_of([(place, path)], gallery)
-        ids.append(found)
+        if found := gallery.item_at(Path(path).absolute()):
+            ids.append(found)
+        elif _is_known(path, gallery):
+            ids += gallery.ids_of([path])
+        else:
+            unknown.append(f"{place}: {path!r}")
+    if unknown:
+        raise _unknown(unknown, gallery)
     return ids
+
+
+def _is_known(value: Value, gallery: SearchableGallery) -> bool:
+    try:
+        gallery.ids_of([_as_name(value)])
+    except InputError:
+        return False
+    return True
+
+
+def _unknown(unknown: Sequence[str], gallery: SearchableGallery) -> InputError:
+    more = f"; and {len(unknown) - _LISTED} more" if len(unknown) > _LISTED else ""
+    what = f"the gallery does not have the items of {pluralize(len(unknown), 'row')}"
+    return InputError(f"{gallery.folder}: {what}; leave them out: {'; '.join(unknown[:_LISTED])}{more}")
 
 
 def _as_name(value: Value) -> int | str:

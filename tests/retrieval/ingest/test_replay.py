@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 from pathlib import Path
@@ -149,12 +150,85 @@ def test_copies_have_the_decisions(shop: Path, tmp_path: Path) -> None:
 def test_confirmed_labels_are_not_suspected(tmp_path: Path) -> None:
     vectors = unit(np.array([[1, 0.01], [1, 0], [1, 0.2], [0, 1], [0.01, 1]]))
     gallery = make(tmp_path / "g", vectors, labels=["a", "a", "b", "b", "b"])
-    assert [one.item.key for one in find_suspects(gallery, k=2).suspects] == ["2"]
+    assert [one.item.key for one in find_suspects(gallery, k=2, limit=9).suspects] == ["2"]
     editor = open_editor(gallery)
     with editor.writing():
         editor.keep(editor.stored_items(gallery.ids_of(["2"]))[0])
-    found = find_suspects(gallery, k=2)
+    found = find_suspects(gallery, k=2, limit=9)
     assert (found.suspects, found.confirmed) == ([], 1)
+
+
+def test_a_corrected_table_of_suspects_is_taken_back(tmp_path: Path) -> None:
+    """The list as it was written changes nothing; a corrected one does, is logged, and can be undone."""
+    vectors = unit(np.array([[1, 0.01], [1, 0], [1, 0.2], [0, 1], [0.01, 1], [0.1, 1]]))
+    gallery = make(tmp_path / "g", vectors, labels=["a", "a", "b", "b", "b", "a"])
+    take = ["index", "decisions", str(gallery.folder), "--labels", str(tmp_path / "suspects.csv")]
+    most = ["--most", "9", "--list", take[-1]]
+    lookalike_here("suspects", str(gallery.folder), "-k", "2", *most)
+    table = rows_of(tmp_path / "suspects.csv")
+    assert {(row["key"], row["label"], row["suggested"]) for row in table} == {
+        ("2", "b", "a"),
+        ("5", "a", "b"),
+    }
+    assert lookalike_here(*take).stdout == f"{gallery.folder}: 0 labels changed, 2 as before\n"
+    assert DecisionLog(gallery.folder).read() == []
+    corrected = [{**row, "label": row["suggested"]} if row["key"] == "2" else row for row in table]
+    with (tmp_path / "suspects.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(table[0]))
+        writer.writeheader()
+        writer.writerows(corrected)
+    tried = json.loads(lookalike_here(*take, "--dry-run", "--json").stdout)
+    assert labels_of(gallery) == ["a", "a", "b", "b", "b", "a"]
+    made = json.loads(lookalike_here(*take, "--json").stdout)
+    assert made["changes"] == tried["changes"] == [{"id": 3, "key": "2", "old": "b", "new": "a"}]
+    assert labels_of(gallery) == ["a", "a", "a", "b", "b", "a"]
+    (logged,) = DecisionLog(gallery.folder).read()
+    assert (logged.action, logged.key, logged.old, logged.new) == ("label", "2", "b", "a")
+    lookalike_here("index", "decisions", str(gallery.folder), "--undo", str(logged.n))
+    assert labels_of(gallery) == ["a", "a", "b", "b", "b", "a"]
+
+
+def rows_of(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def labels_of(gallery: Gallery) -> list[str | None]:
+    gallery.refresh()
+    return [gallery.item(number).label for number in range(1, len(gallery) + 1)]
+
+
+def test_keys_that_are_numbers_are_not_ids(tmp_path: Path) -> None:
+    gallery = make(tmp_path / "g", unit(np.eye(3)), labels=["a", "b", "c"])
+    (tmp_path / "labels.csv").write_text("key,label\n1,z\n")
+    lookalike_here("index", "decisions", str(gallery.folder), "--labels", str(tmp_path / "labels.csv"))
+    assert labels_of(gallery) == ["a", "z", "c"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "key,label\n0,z\n7,z\nnobody,y\n",
+            "the items of 2 rows; leave them out: {}, line 3: '7'; {}, line 4: 'nobody'",
+        ),
+        (
+            "path,label\n/pictures/0.jpg,z\nx.jpg,z\n",
+            "the items of 1 row; leave them out: {}, line 3: 'x.jpg'",
+        ),
+        ("key,label\n0,z\n0,y\n", "line 3: '0' has the label 'z' in another row; leave one"),
+        ("a,b,same\n0,1,1\n", "decides on pairs"),
+        ("key,name\n0,z\n", "it needs one of id, key and path, and label"),
+    ],
+)
+def test_wrong_tables_of_labels_change_nothing(tmp_path: Path, text: str, message: str) -> None:
+    gallery = make(tmp_path / "g", unit(np.eye(3)), labels=["a", "b", "c"])
+    table = tmp_path / "labels.csv"
+    table.write_text(text)
+    done = lookalike_here("index", "decisions", str(gallery.folder), "--labels", str(table), code=2)
+    assert message.format(table, table) in done.stderr
+    assert labels_of(gallery) == ["a", "b", "c"]
+    assert DecisionLog(gallery.folder).read() == []
 
 
 def test_log_that_was_torn_is_continued(shop: Path) -> None:
