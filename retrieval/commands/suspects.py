@@ -19,7 +19,9 @@ from retrieval.stores.gallery import open_gallery
 from retrieval.text import align_columns, pluralize
 from retrieval.upkeep.suspects import MAX_NEIGHBOURS, NEIGHBOURS, Suspect, Suspects, find_suspects
 
-_COLUMNS = ("key", "path", "label", "suggested", "lead", "votes", "own_votes", "neighbours")  # of the list
+_COLUMNS = (  # of the list
+    *("key", "path", "label", "suggested", "lead", "precision", "votes", "own_votes", "neighbours"),
+)
 _SHOWN = 5  # neighbours of a suspect on the sheet
 
 
@@ -35,10 +37,9 @@ _SHOWN = 5  # neighbours of a suspect on the sheet
 @click.option(
     "--most",
     type=click.IntRange(min=1),
-    default=100,
-    show_default=True,
     metavar="N",
-    help="Number of images, those with the highest lead first.",
+    help="Number of images, those with the highest lead first. [default: those of which at least half are "
+    "expected to be wrong]",
 )
 @click.option(
     "--list",
@@ -53,7 +54,7 @@ _SHOWN = 5  # neighbours of a suspect on the sheet
 def suspects(
     gallery: Path,
     k: int,
-    most: int,
+    most: int | None,
     list_file: Path | None,
     sheet: Path | None,
     device: Device,
@@ -63,8 +64,11 @@ def suspects(
 
     Their neighbours have another one: the K nearest labelled images vote on the label of each image, nearer
     ones with more weight. Images that are outvoted are ranked by their lead: the cosine similarity to the
-    mean of the suggested class, less that to the mean of their own class. How many of the first ones are
-    wrong depends on the model: look at them before you change a label. Nothing is changed.
+    mean of the suggested class, less that to the mean of their own class. The list ends where less than half
+    of it is expected to be wrong, as labels show that are changed at random in memory. Images that the model
+    confuses are among the rest, and so are wrong labels between classes that look alike. Nothing is changed.
+
+    `lookalike index decisions --labels` takes the table back, once you have corrected its column `label`.
 
     \b
       lookalike suspects shop.gallery --sheet suspects.html
@@ -85,17 +89,18 @@ def suspects(
 
 
 def _summary(found: Suspects) -> str:
-    text = f"suspected labels: {found.total} of {found.labelled}"
-    if found.total:
-        text += f" ({found.total / found.labelled:.0%})"
-    if len(found.suspects) < found.total:
-        text += f", the first {len(found.suspects)} are shown"
+    shown = len(found.suspects)
+    text = f"suspected labels: {shown or 'none'} of {found.labelled}"
+    if shown and found.suspects[-1].precision >= 0.005:
+        text += f", of which about {found.suspects[-1].precision:.0%} are expected to be wrong"
+    elif found.total:
+        text += f"{', none of which' * bool(shown)} stands out from those that the model confuses"
+    if shown < found.total:
+        text += f"; neighbours outvote {found.total}, and --most shows more of them"
     if found.single:
         text += f"; labels of a single image, which nothing can confirm: {found.single}"
     if found.confirmed:
         text += f"; decided on by hand: {found.confirmed}"
-    if found.total:
-        text += "; a label is wrong, or the model confuses its class"
     return text
 
 
@@ -117,7 +122,7 @@ def _lines(found: Sequence[Suspect]) -> list[str]:
 def _table(found: Sequence[Suspect]) -> Iterator[tuple[str | float | None, ...]]:
     """Yield the values of `_COLUMNS` for each suspect."""
     for one in found:
-        numbers = (round(value, 6) for value in (one.lead, one.votes, one.own_votes))
+        numbers = (round(value, 6) for value in (one.lead, one.precision, one.votes, one.own_votes))
         near = " ".join(str(neighbour.item.id) for neighbour in one.neighbours)
         yield one.item.key, one.item.path, one.item.label, one.suggested, *numbers, near
 

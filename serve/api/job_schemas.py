@@ -61,7 +61,12 @@ class SuspectsRequest(BaseModel):
     k: int = Field(
         NEIGHBOURS, ge=1, le=MAX_NEIGHBOURS, description="Neighbours that vote on the label of an image."
     )
-    limit: int = Field(100, ge=1, le=_MAX_SUSPECTS, description="Largest number of images in the result.")
+    limit: int | None = Field(
+        None,
+        ge=1,
+        le=_MAX_SUSPECTS,
+        description="Largest number of images in the result; by default those that are likely wrong.",
+    )
 
 
 class MapRequest(BaseModel):
@@ -112,13 +117,19 @@ class SuspectedLabel(BaseModel):
     )
     votes: float = Field(description="Share of the votes for the suggested label, 0 to 1.")
     own_votes: float = Field(description="Share of the votes for its own label.")
+    precision: float = Field(
+        description="Expected share of wrong labels among the suspects up to this one, 0 to 1."
+    )
     neighbours: list[Neighbour] = Field(description="Those with the suggested label, nearest first.")
 
 
 class SuspectsAnswer(BaseModel):
     """Images whose label is probably wrong, by falling `lead`."""
 
-    total: int = Field(description="Number of them, of which the first `limit` are listed.")
+    total: int = Field(description="Number of images that their neighbours give another label.")
+    likely: int = Field(
+        description="Number of the first ones, of which at least half are expected to be wrong."
+    )
     labelled: int = Field(description="Number of images with a label.")
     single: int = Field(description="Images whose label no other one has: nothing can confirm it.")
     confirmed: int = Field(description="Images left out since their label was decided on by hand.")

@@ -97,6 +97,7 @@ def _suspect(service: SearchService, query: SuspectsRequest) -> SuspectsAnswer:
             lead=one.lead,
             votes=one.votes,
             own_votes=one.own_votes,
+            precision=one.precision,
             neighbours=[
                 Neighbour(image=Image(**image_fields(near.item, summary)), score=near.score)
                 for near in one.neighbours
@@ -106,6 +107,7 @@ def _suspect(service: SearchService, query: SuspectsRequest) -> SuspectsAnswer:
     ]
     return SuspectsAnswer(
         total=found.total,
+        likely=found.likely,
         labelled=found.labelled,
         single=found.single,
         confirmed=found.confirmed,

@@ -158,8 +158,8 @@ def thinned_duplicates(service: SearchService, min_score: float, rule: str, limi
     return [ThinnedGroup(group, [item.id for item in group.members if item.id in ids]) for group in groups]
 
 
-def suspected_labels(service: SearchService, k: int, limit: int) -> Suspects:
-    """Find the images whose label differs from that of their k nearest neighbours.
+def suspected_labels(service: SearchService, k: int, limit: int | None) -> Suspects:
+    """Find the images whose label differs from that of their k nearest neighbours; see `find_suspects`.
 
     Raises:
         InputError: The gallery is too large.

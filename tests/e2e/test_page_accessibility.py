@@ -126,6 +126,9 @@ def suspected(page: Page, shop: Path) -> None:
     """A suspected label."""
     page.goto(urljoin(page.url, "?tab=gallery&view=suspects"), wait_until="domcontentloaded")
     page.get_by_role("button", name="Find suspected labels").click()
+    expect(page.get_by_test_id("suspects-status")).to_have_text(re.compile(" of |likely wrong"))
+    if page.get_by_role("button", name="Look at more").is_visible():
+        page.get_by_role("button", name="Look at more").click()
     expect(page.get_by_test_id("suspect")).to_be_visible()
 
 

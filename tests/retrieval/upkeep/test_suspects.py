@@ -67,7 +67,7 @@ def test_equals_votes_counted_one_by_one(
         gallery.remove([str(i) for i in gone])
         labels = [None if i in gone else label for i, label in enumerate(labels)]
     expected = one_by_one(vectors, labels, k)
-    found = find_suspects(gallery, k=k)
+    found = find_suspects(gallery, k=k, limit=count)
     assert {int(one.item.key): one.suggested for one in found.suspects} == {
         i: label for i, (label, *_) in expected.items()
     }
@@ -78,24 +78,55 @@ def test_equals_votes_counted_one_by_one(
     leads = [one.lead for one in found.suspects]
     assert leads == sorted(leads, reverse=True)
     assert found.total == len(leads)
+    precisions = [one.precision for one in found.suspects]
+    assert precisions == sorted(precisions, reverse=True)
+    assert find_suspects(gallery, k=k).suspects == found.suspects[: found.likely]
     assert found.labelled == sum(label is not None for label in labels)
     first = find_suspects(gallery, k=k, limit=2)
     assert first.suspects == found.suspects[:2]
     assert first.total == found.total
 
 
-@pytest.fixture(scope="module")
-def noisy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Gallery, set[str]]:
-    """A gallery of 40 classes of 50 overlapping images; 5% of the labels are wrong. Their keys."""
-    random = np.random.default_rng(0)
+def relabelled(folder: Path, spread: float, share: float, seed: int) -> tuple[Gallery, set[str]]:
+    """A gallery of 40 classes of 50 overlapping images; a share of the labels is wrong. Their keys."""
+    random = np.random.default_rng(seed)
     true = np.repeat(np.arange(40), 50)
     centres = unit(random.normal(size=(40, 32)))
-    vectors = unit(centres[true] + 0.2 * random.normal(size=(2000, 32)))
-    wrong = random.choice(2000, 100, replace=False)
+    vectors = unit(centres[true] + spread * random.normal(size=(2000, 32)))
+    wrong = random.choice(2000, round(share * 2000), replace=False)
     given = true.copy()
-    given[wrong] = (true[wrong] + random.integers(1, 40, 100)) % 40
-    folder = tmp_path_factory.mktemp("noisy") / "g"
+    given[wrong] = (true[wrong] + random.integers(1, 40, len(wrong))) % 40
     return make(folder, vectors, labels=[f"{c:02}" for c in given]), {str(i) for i in wrong}
+
+
+@pytest.fixture(scope="module")
+def noisy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Gallery, set[str]]:
+    """A gallery of overlapping classes; 5% of the labels are wrong. Their keys."""
+    return relabelled(tmp_path_factory.mktemp("noisy") / "g", 0.2, 0.05, 0)
+
+
+@pytest.mark.parametrize(("spread", "share"), [(0.2, 0.05), (0.3, 0.02), (0.3, 0.1)])
+def test_the_stated_precision_is_that_of_the_list(tmp_path: Path, spread: float, share: float) -> None:
+    """For lists of several lengths, from the changed labels, which the estimate does not know."""
+    stated, right = [], []
+    for seed in range(3):
+        gallery, wrong = relabelled(tmp_path / str(seed), spread, share, seed)
+        found = find_suspects(gallery, limit=2000)
+        hits = np.cumsum([one.item.key in wrong for one in found.suspects])
+        lengths = [found.likely // 4, found.likely // 2, found.likely]
+        stated += [found.suspects[length - 1].precision for length in lengths]
+        right += [hits[length - 1] / length for length in lengths]
+        assert hits[found.likely - 1] >= 0.6 * len(wrong)
+    assert np.mean(stated) == pytest.approx(np.mean(right), abs=0.1)
+    assert np.max(np.subtract(stated, right)) < 0.1
+
+
+def test_what_the_model_confuses_is_not_listed(tmp_path: Path) -> None:
+    gallery, _ = relabelled(tmp_path / "g", 0.3, 0, 0)
+    found = find_suspects(gallery)
+    assert found.total > 500
+    assert found.suspects == []
+    assert len(find_suspects(gallery, limit=50).suspects) == 50
 
 
 def test_finds_labels_changed_on_purpose(noisy: tuple[Gallery, set[str]]) -> None:
@@ -127,10 +158,11 @@ def test_memory_is_bounded_by_chunks(
     noisy: tuple[Gallery, set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gallery, _ = noisy
-    whole = find_suspects(gallery)
+    whole = find_suspects(gallery, limit=2000)
     monkeypatch.setattr(suspects, "_CHUNK", 64)
-    parts = find_suspects(gallery)
-    assert [one.item.id for one in whole.suspects] == [one.item.id for one in parts.suspects]
+    parts = find_suspects(gallery, limit=2000)
+    assert len(whole.suspects) > 100
+    assert whole.suspects == parts.suspects
 
 
 def test_labels_of_single_images_are_counted(tmp_path: Path) -> None:
@@ -151,10 +183,11 @@ def test_command(noisy: tuple[Gallery, set[str]], tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert [row["key"] for row in rows] == [one["item"]["key"] for one in facts["suspects"]]
     shown = lookalike_here(*words, "--sheet", str(sheet)).stdout.splitlines()
-    share = f"{facts['total'] / 2000:.0%}"
+    share = f"{facts['suspects'][-1]['precision']:.0%}"
     assert shown[0].startswith(
-        f"suspected labels: {facts['total']} of 2000 ({share}), the first 20 are shown"
+        f"suspected labels: 20 of 2000, of which about {share} are expected to be wrong; neighbours outvote"
     )
-    assert shown[0].endswith("or the model confuses its class")
     assert len(shown) == 22
     assert sheet.read_text().count("lead ") == 20
+    likely = json.loads(lookalike_here(*words[:2], "--json").stdout)
+    assert len(likely["suspects"]) == likely["likely"] == facts["likely"]

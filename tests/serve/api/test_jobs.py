@@ -88,12 +88,15 @@ def test_suspects_are_those_of_the_gallery(client: Client, folder: Path) -> None
     right = store.items([1, 2])
     with store.writing():
         store.amend([Change(item.id, item.stamp("of another")) for item in right])
-    expected = find_suspects(Gallery(folder), k=3)
+    expected = find_suspects(Gallery(folder), k=3, limit=50)
+    likely = find_suspects(Gallery(folder), k=3)
     assert {1, 2} <= {one.item.id for one in expected.suspects}
-    found = done(client, "suspects", k=3)
+    found, cut = done(client, "suspects", k=3, limit=50), done(client, "suspects", k=3)
+    assert len(cut["suspects"]) == cut["likely"] == likely.likely
+    assert [one["precision"] for one in found["suspects"]] == [one.precision for one in expected.suspects]
     client.update(1, label=right[0].label)
     client.update(2, label=right[1].label)
-    assert done(client, "suspects", k=3)["suspects"] == []
+    assert done(client, "suspects", k=3, limit=50)["suspects"] == []
     assert (found["total"], found["labelled"]) == (expected.total, expected.labelled)
     assert [(one["image"]["id"], one["suggested"]) for one in found["suspects"]] == [
         (one.item.id, one.suggested) for one in expected.suspects

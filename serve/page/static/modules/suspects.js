@@ -7,7 +7,7 @@ import {Jobs} from './jobs.js';
 import {fileName} from './results.js';
 import {Work} from './work.js';
 
-const LISTED = 500;  // images
+const LISTED = 500;  // images, of those that are not likely wrong
 const KEYS = {a: 'accept', k: 'keep', s: 'skip', z: 'undo'};
 
 export class Suspects {
@@ -18,7 +18,8 @@ export class Suspects {
     this.#api = api;
     this.#changes = gallery.changes;
     this.#work = new Work(root, new Jobs(api));
-    part(root, 'find').addEventListener('click', () => this.#find());
+    part(root, 'find').addEventListener('click', () => this.#find({}));
+    part(root, 'more').addEventListener('click', () => this.#find({limit: LISTED}));
     part(root, 'case').addEventListener('click', event => this.#press(event));
     part(root, 'other').addEventListener('submit', event => {
       event.preventDefault();
@@ -42,8 +43,8 @@ export class Suspects {
     this.#take({...found, suspects: found.suspects.filter(({image}) => now.get(image.id)?.label === image.label)});
   }
 
-  async #find() {
-    const found = await this.#work.run('suspects', {limit: LISTED});
+  async #find(request) {
+    const found = await this.#work.run('suspects', request);
     if (found) this.#take(found);
   }
 
@@ -51,14 +52,16 @@ export class Suspects {
     this.#queue = found.suspects;
     this.#at = 0;
     this.#done = [];
-    part(this.#root, 'what').textContent = `${plural(found.total, 'label')} of ${found.labelled.toLocaleString('en')} differ from those of the nearest images: wrong labels, or classes that the model confuses.`;
+    const expected = Math.round(100 * (found.suspects.at(-1)?.precision ?? 0));
+    part(this.#root, 'what').textContent = `The nearest images give ${plural(found.total, 'image')} of ${found.labelled.toLocaleString('en')} another label. ` + (found.suspects.length ? `About ${expected} % of the ${found.suspects.length} listed are expected to be wrong; the model confuses the others.` : 'No label stands out from those that the model confuses.');
+    show(part(this.#root, 'more'), found.suspects.length < Math.min(found.total, LISTED));
     this.#draw();
   }
 
   #draw() {
     const one = this.#queue[this.#at];
     show(part(this.#root, 'case'), Boolean(one));
-    this.#work.say(one ? `${this.#at + 1} of ${this.#queue.length}` : this.#queue.length ? `All ${this.#queue.length} are done.` : 'No label differs from those of its neighbours.');
+    this.#work.say(one ? `${this.#at + 1} of ${this.#queue.length}` : this.#queue.length ? `All ${this.#queue.length} are done.` : 'No label is likely wrong.');
     show(part(this.#root, 'undo'), this.#done.length > 0);
     for (const name of ['accept', 'keep', 'other']) show(part(this.#root, name), this.#changes);
     show(part(this.#root, 'read-only'), !this.#changes);
