@@ -122,7 +122,7 @@ def _run(*arguments: str) -> None:
 
 def _verdict(name: str, report: Report) -> str:
     """Return one line that compares training with the baselines, whether or not it helped."""
-    *baselines, ours = ((result.name, 100 * result.values["recall_at_1"]) for result in report.results)
+    *baselines, ours = ((result.name, 100 * result.known["recall_at_1"]) for result in report.results)
     compared = ", ".join(f"{name} {value:.1f}" for name, value in baselines)
     better = all(ours[1] > value for _, value in baselines)
     outcome = "better than" if better else "NOT better than all of"

@@ -276,14 +276,18 @@ class Result:
     Attributes:
         title: Name of the model.
         by: Labels that count as classes, if they are not those of the gallery.
-        values: Metric key -> value in 0..1.
-        intervals: Metric key -> 95% confidence interval.
+        values: Metric key -> value in 0..1; `None` if it is not defined.
+        intervals: Metric key -> 95% confidence interval for other queries of these classes.
+        class_intervals: Metric key -> that for other classes like these.
+        spreads: Metric key -> lowest and highest value over repetitions of k-means.
     """
 
     title: str
     by: str | None
-    values: dict[str, float]
+    values: dict[str, float | None]
     intervals: dict[str, list[float]]
+    class_intervals: dict[str, list[float]]
+    spreads: dict[str, list[float]]
 
 
 @dataclass(frozen=True)

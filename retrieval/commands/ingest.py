@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -439,6 +440,7 @@ def watch(
 @click.option(
     "--drop-old", is_flag=True, help="Delete the old gallery at the end instead of keeping it as GALLERY.old."
 )
+@click.option("--force", is_flag=True, help="Take the new model even if it certainly finds less.")
 @max_bad_option
 @runtime_options
 @json_option
@@ -448,6 +450,7 @@ def rebuild(
     gallery: Path,
     model: Path,
     drop_old: bool,
+    force: bool,
     max_bad: float,
     runtime: Runtime,
     as_json: bool,
@@ -457,22 +460,52 @@ def rebuild(
     The old gallery is unchanged, and can be searched, until the new one is complete and replaces it. An
     interrupted rebuild continues when you run the same command again. The old gallery is kept as GALLERY.old.
 
+    If the images have labels, both models are compared on them before the new gallery replaces the old one:
+    do images find another one of their class first (Recall@1), and all of them (MAP@R)? If the new model
+    certainly finds less, nothing is changed (exit code 1). With --force it is taken all the same, and no
+    image is embedded again.
+
     \b
       lookalike index rebuild shop.gallery --model better.onnx
       lookalike index rebuild shop.gallery --model better.onnx --drop-old
     """
+    from retrieval.evaluation.gallery import ModelComparison, compare_models
+
+    target = open_files(gallery, _BUILD_ANOTHER)
+    compared: ModelComparison | None = None
+
+    def accept(new: Gallery) -> None:
+        nonlocal compared
+        try:
+            compared = compare_models(target, new)
+        except LookalikeError as error:  # damaged vectors, which a rebuild replaces
+            print_status(f"the models were not compared: {error}")
+            return
+        if compared is None:
+            print_status("the models were not compared: that takes two classes of two labelled images each")
+        elif force or not compared.verdict.loses:
+            print_status(compared.words)
+        else:
+            if as_json:
+                facts = {"gallery": str(gallery), "refused": True, "comparison": asdict(compared)}
+                print_result(facts, as_json, "")
+            choice = f"--force takes it all the same, without embedding again; or delete {new.folder}"
+            raise LookalikeError(f"{gallery}: {compared.words}; nothing was changed: {choice}")
+
     done = rebuild_gallery(
-        open_files(gallery, _BUILD_ANOTHER),
+        target,
         Embedder.open(model, runtime),
         keep_old=not drop_old,
         policy=BadFilePolicy(max_bad=max_bad),
+        accept=accept,
         show_progress=True,
     )
     if done.resumed:
         print_status(f"{pluralize(done.resumed, 'image')} already embedded by an earlier rebuild")
     if done.old is not None:
         print_status(f"old gallery: {done.old}")
-    _report(ctx, done.gallery, done.result, as_json, old=str(done.old) if done.old else None)
+    more = {"old": str(done.old) if done.old else None, "comparison": compared and asdict(compared)}
+    _report(ctx, done.gallery, done.result, as_json, **more)
 
 
 def _refuse_ray(ray: RayOptions | None) -> None:

@@ -14,6 +14,7 @@ from retrieval.errors import InputError
 from retrieval.evaluation.findings import Neighbour
 from retrieval.evaluation.report import OFF_THE_SHELF, REPORT_FILE, Report, kept_reports
 from retrieval.evaluation.score import Result
+from retrieval.evaluation.verdict import Verdict, judge
 from retrieval.files import now
 from retrieval.metrics.statistics import (
     McNemar,
@@ -26,9 +27,10 @@ from retrieval.metrics.statistics import (
     summarize,
     welch,
 )
+from retrieval.metrics.table import by_k
 from retrieval.stores.gallery import is_gallery
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 TESTED = "recall_at_1"  # the metric whose tests are shown
 QUERIES = 100  # kept of those that only one of two models gets right, for each model
 _QueryKey = tuple[str, str, str]  # path, content and class of a query
@@ -66,13 +68,13 @@ def summarize_results(results: Sequence[Result]) -> dict[str, Summary]:
     """Summarize each metric that all results have."""
     if not results:
         return {}
-    shared = [key for key in results[0].values if all(key in result.values for result in results)]
-    return {key: summarize([result.values[key] for result in results]) for key in shared}
+    shared = [key for key in results[0].known if all(key in result.known for result in results)]
+    return {key: summarize(values_of(results, key)) for key in shared}
 
 
 def values_of(results: Iterable[Result], key: str = TESTED) -> list[float]:
     """Return a metric of each result."""
-    return [result.values[key] for result in results]
+    return [result.known[key] for result in results]
 
 
 # ---- reports side by side
@@ -168,6 +170,7 @@ class PairedComparison:
         other: Name of the other contender.
         queries: Number of shared queries.
         mcnemar: McNemar's test on these queries; `None` if one of the contenders has several runs.
+        verdict: Which finds more, the other contender as ours; `None` likewise.
         classes: Classes, largest gain of the other contender first.
         gained: Number of queries that the other gets right in more of its runs.
         lost: Number of queries that the other gets right in fewer of its runs.
@@ -180,6 +183,7 @@ class PairedComparison:
     other: str
     queries: int
     mcnemar: McNemar | None
+    verdict: Verdict | None
     classes: list[ClassChange]
     gained: int
     lost: int
@@ -225,8 +229,8 @@ def compare_reports(contenders: Sequence[Contender]) -> Comparison:
     """Compare the headline results of contenders, as means over their runs.
 
     If both know their queries, the first and each other contender are also compared on the queries that they
-    share: same path, same bytes and same class. Single runs are compared by McNemar's exact test, groups of
-    runs by the paired t-test if they have the same seeds, else by Welch's.
+    share: same path, same bytes and same class. Single runs are compared by `verdict.judge` and by McNemar's
+    exact test, groups of runs by the paired t-test if they have the same seeds, else by Welch's.
 
     Raises:
         InputError: Fewer than two contenders, or reports of different data that share no query.
@@ -234,13 +238,14 @@ def compare_reports(contenders: Sequence[Contender]) -> Comparison:
     if len(contenders) < 2:
         raise InputError("compare: it takes at least two reports; a group of runs counts as one")
     first, *others = contenders
-    answers = [_shared_answers(contender) for contender in contenders]
+    keys = _query_keys(contenders)
+    answers = [_shared_answers(contender, keys) for contender in contenders]
     reference = first.reports[0]
     notes = _check_comparable(contenders, answers)
     rows = [_summarize_group(first), *(_summarize_group(other, first) for other in others)]
     rows += _summarize_baselines(contenders, rows[0])
     pairs = [
-        _compare_queries(first, answers[0], other, theirs)
+        _compare_queries(first, answers[0], other, theirs, keys)
         for other, theirs in zip(others, answers[1:], strict=True)
         if answers[0].keys() & theirs.keys()
     ]
@@ -298,37 +303,46 @@ def _summarize_baselines(contenders: Sequence[Contender], reference: GroupSummar
 
 
 def _paired_runs(ours: Mapping[int, Result], theirs: Mapping[int, Result], key: str) -> Paired:
-    return paired(*zip(*((ours[seed].values[key], theirs[seed].values[key]) for seed in ours), strict=True))
+    return paired(*zip(*((ours[seed].known[key], theirs[seed].known[key]) for seed in ours), strict=True))
 
 
-# Query -> share of runs that answer it correctly, and mean average precision.
-_Answers = dict[_QueryKey, tuple[float, float]]
+# Query -> its metrics, means over the runs, in the order of `_query_keys`.
+_Answers = dict[_QueryKey, tuple[float, ...]]
+_RIGHT, _PRECISION = 0, 1  # columns
 
 
-def _shared_answers(contender: Contender) -> _Answers:
+def _query_keys(contenders: Sequence[Contender]) -> list[str]:
+    """Return the metrics that all reports know query by query: at least Recall@1 and average precision."""
+    known = [report for contender in contenders for report in contender.reports]
+    found = [report.findings for report in known if report.findings is not None]
+    depth = min((findings.depth for findings in found), default=1)
+    ks = [k for k in known[0].ks if 1 < k <= depth]
+    has_map = all(findings.queries.map_at_r for findings in found)
+    return [TESTED, "mean_ap", *(f"recall_at_{k}" for k in ks), *(["map_at_r"] if has_map else [])]
+
+
+def _shared_answers(contender: Contender, keys: Sequence[str]) -> _Answers:
     """Return the queries that all reports can answer; empty if a report does not know its queries."""
-    runs = [_answers(report) for report in contender.reports]
+    runs = [_answers(report, keys) for report in contender.reports]
     shared = [key for key in runs[0] if all(key in run for run in runs)]
-    means = np.array([[run[key] for key in shared] for run in runs]).reshape(len(runs), -1, 2).mean(0)
-    return {key: (right, precision) for key, (right, precision) in zip(shared, means.tolist(), strict=True)}
+    means = np.array([[run[key] for key in shared] for run in runs]).reshape(len(runs), -1, len(keys)).mean(0)
+    return {key: tuple(values) for key, values in zip(shared, means.tolist(), strict=True)}
 
 
-def _answers(report: Report) -> _Answers:
+def _answers(report: Report, keys: Sequence[str]) -> _Answers:
     if report.findings is None:
         return {}
     queries, names = report.findings.queries, report.findings.classes.name
-    columns = zip(
-        queries.path,
-        queries.content,
-        queries.label,
-        queries.first_right,
-        queries.average_precision,
-        strict=True,
-    )
+    ranks = np.array([rank or np.inf for rank in queries.first_right])
+    columns = {f"recall_at_{k}": ranks <= k for k in sorted(by_k(dict.fromkeys(keys, 0.0)))}
+    columns |= {"mean_ap": np.array(queries.average_precision, float)}
+    columns |= {"map_at_r": np.array(queries.map_at_r, float)}
+    table = np.stack([columns[key] for key in keys], 1).astype(float).tolist()  # [N, keys]
+    rows = zip(queries.path, queries.content, queries.label, table, strict=True)
     return {
-        (path, content, names[label]): (float(rank == 1), precision)
-        for path, content, label, rank, precision in columns
-        if precision is not None
+        (path, content, names[label]): tuple(values)
+        for path, content, label, values in rows
+        if values[_PRECISION] == values[_PRECISION]  # not NaN: there is an image to find
     }
 
 
@@ -353,6 +367,10 @@ def _check_comparable(contenders: Sequence[Contender], answers: Sequence[_Answer
     if unknown:
         which = "any report" if len(unknown) == len(contenders) else ", ".join(unknown)
         notes.append(f"The queries of {which} are unknown: evaluate again to compare query by query.")
+    old = [c.name for c in contenders for r in c.reports if r.findings and not r.findings.queries.map_at_r]
+    if old:
+        which = ", ".join(dict.fromkeys(old))
+        notes.append(f"{which} of an older version: evaluate again to compare MAP@R query by query.")
     return list(dict.fromkeys(notes))
 
 
@@ -374,14 +392,15 @@ def _protocol_differences(first: Report, other: Report) -> str:
 
 
 def _compare_queries(
-    first: Contender, ours: _Answers, other: Contender, theirs: _Answers
+    first: Contender, ours: _Answers, other: Contender, theirs: _Answers, keys: Sequence[str]
 ) -> PairedComparison:
     shared = [key for key in ours if key in theirs]
-    a = np.array([ours[key] for key in shared])  # [queries, 2]: share right, average precision
+    a = np.array([ours[key] for key in shared])  # [queries, keys]
     b = np.array([theirs[key] for key in shared])
+    labels = [label for _, _, label in shared]
     single = len(first.reports) == len(other.reports) == 1
     # Largest change first: by the share of runs that changed, then by average precision.
-    right, precision = (b - a).T
+    right, precision = (b - a).T[[_RIGHT, _PRECISION]]
     order = np.lexsort((-precision, -right))
     gained, lost = order[right[order] > 0], order[right[order] < 0][::-1]
 
@@ -389,15 +408,19 @@ def _compare_queries(
 
     def change(at: int) -> QueryChange:
         path, _, label = shared[at]
-        (right, precision), (other_right, other_precision) = a[at].tolist(), b[at].tolist()
+        (right, precision, *_), (other_right, other_precision, *_) = a[at].tolist(), b[at].tolist()
         seen = (found.get(shared[at]) for found in answers)
         return QueryChange(path, label, right, other_right, precision, other_precision, *seen)
 
+    other_by_key, first_by_key = (dict(zip(keys, values.T, strict=True)) for values in (b, a))
     return PairedComparison(
         other=other.name,
         queries=len(shared),
-        mcnemar=mcnemar(b[:, 0] == 1, a[:, 0] == 1) if single else None,
-        classes=_compare_classes([label for _, _, label in shared], a[:, 0], b[:, 0], tested=single),
+        mcnemar=mcnemar(b[:, _RIGHT] == 1, a[:, _RIGHT] == 1) if single else None,
+        verdict=judge(other.name, first.name, other_by_key, first_by_key, np.array(labels))
+        if single
+        else None,
+        classes=_compare_classes(labels, a[:, _RIGHT], b[:, _RIGHT], tested=single),
         gained=len(gained),
         lost=len(lost),
         gained_queries=[change(at) for at in gained[:QUERIES].tolist()],
@@ -427,6 +450,23 @@ def _compare_classes(
         ClassChange(str(names[at]), int(counts[at]), float(ours[at]), float(theirs[at]), ps[at])
         for at in np.lexsort((np.arange(len(names)), -(theirs - ours))).tolist()
     ]
+
+
+def judge_reports(report: Report, earlier: Report) -> Verdict | None:
+    """Return whether the model of a report finds more than that of an earlier one, on the queries of both.
+
+    Returns:
+        The verdict; `None` if the models are the same, or the data differ.
+    """
+    if report.fingerprint == earlier.fingerprint or _protocol_differences(earlier, report):
+        return None
+    names = [f"model {(one.fingerprint or 'unknown')[:8]}" for one in (earlier, report)]
+    contenders = [Contender(name, (one,)) for name, one in zip(names, (earlier, report), strict=True)]
+    try:
+        pairs = compare_reports(contenders).pairs
+    except InputError:  # of other data
+        return None
+    return pairs[0].verdict if pairs else None
 
 
 # ---- arguments of the command

@@ -47,7 +47,8 @@ class Queries:
             `Findings.depth` or there is none.
         average_precision: Average precision over the complete ranking; `None` if there is no image of the
             same class.
-        nearest: Path of the nearest image; `None` if there is none. Empty in reports of older versions.
+        map_at_r: MAP@R; `None` likewise. Empty in reports of older versions, as the following.
+        nearest: Path of the nearest image; `None` if there is none.
         nearest_label: Its label; `None` if it has none.
         nearest_score: Its cosine similarity.
     """
@@ -57,6 +58,7 @@ class Queries:
     label: list[int]
     first_right: list[int | None]
     average_precision: list[float | None]
+    map_at_r: list[float | None] = field(default_factory=list)
     nearest: list[str | None] = field(default_factory=list)
     nearest_label: list[str | None] = field(default_factory=list)
     nearest_score: list[float | None] = field(default_factory=list)
@@ -309,7 +311,8 @@ class _MistakeFinder:
 
     def _queries(self) -> Queries:
         beyond = np.iinfo(np.int64).max
-        precision = self.evaluation.similarities.average_precision.round(6).tolist()
+        similar = self.evaluation.similarities
+        precisions, maps = similar.average_precision.round(6).tolist(), similar.map_at_r.round(6).tolist()
         first, scores = self.ranking.rows[:, 0], self.ranking.scores[:, 0]
         rows, places = np.unique(first, return_inverse=True)
         paths = [None if row < 0 else _relative(self.gallery.paths[row], self.root) for row in rows.tolist()]
@@ -319,7 +322,8 @@ class _MistakeFinder:
             content=[content[:_CONTENT_DIGITS] for content in self.images.contents],
             label=self.labels.tolist(),
             first_right=[None if rank == beyond else rank for rank in self.first_right.tolist()],
-            average_precision=[None if value != value else value for value in precision],  # NaN
+            average_precision=[None if value != value else value for value in precisions],  # NaN
+            map_at_r=[None if value != value else value for value in maps],
             nearest=[paths[place] for place in places.tolist()],
             nearest_label=[labels[place] for place in places.tolist()],
             nearest_score=np.where(first < 0, 0, scores).astype(float).round(4).tolist(),

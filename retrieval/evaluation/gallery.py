@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from retrieval.errors import InputError
+from retrieval.errors import InputError, LookalikeError
 from retrieval.evaluation.findings import ImageSet, find_mistakes
 from retrieval.evaluation.report import Report
 from retrieval.evaluation.score import evaluate
+from retrieval.evaluation.verdict import DECIDING, Verdict, judge
+from retrieval.faiss_backend import CpuBackend
+from retrieval.gallery import Gallery
 from retrieval.metrics.clustering import effort_note
+from retrieval.metrics.inputs import build_inputs
+from retrieval.metrics.table import METRICS, Evidence
 from retrieval.search.embeddings import StoredEmbeddings
 from retrieval.searchable import SearchableGallery
+from retrieval.storage.queries import labelled_items
 
 _NAME = "stored embeddings"
+MOST_COMPARED = 10_000  # images on which two models are compared
 
 
 def evaluate_gallery(
@@ -74,6 +82,115 @@ def evaluate_gallery(
         ),
         gallery_state=state,
     )
+
+
+# ---- two models
+
+
+@dataclass(frozen=True)
+class ModelComparison:
+    """Two models on labelled images of a gallery.
+
+    Attributes:
+        verdict: Which finds more.
+        images: Number of images compared, each searched for among the others.
+        labelled: Number of images with a label.
+        remark: Why one of the models may look better here than it is; empty for no reason.
+    """
+
+    verdict: Verdict
+    images: int
+    labelled: int
+    remark: str
+
+    @property
+    def words(self) -> str:
+        """Verdict and remarks, without a full stop."""
+        part = f"compared on {self.images:,} of {self.labelled:,} labelled images"
+        parts = [self.verdict.sentence[:-1], part if self.images < self.labelled else "", self.remark]
+        return "; ".join(filter(None, parts))
+
+
+def compare_models(old: Gallery, new: Gallery) -> ModelComparison | None:
+    """Compare the models of two galleries with the same items, on their labelled images, by stored vectors.
+
+    Each image searches all others. Images that one of the galleries lacks, and classes with a single image,
+    are left out. Of more than `MOST_COMPARED` images, whole classes are drawn, always the same.
+
+    Args:
+        old: Gallery with the old model.
+        new: Gallery with the new one, under the same ids.
+
+    Returns:
+        The comparison; `None` if there are fewer than two classes of two images.
+    """
+    items = labelled_items(new.store)
+    if not items:
+        return None
+    numbers, labels = zip(*items, strict=True)
+    ids, classes = np.array(numbers, np.int64), np.unique(labels, return_inverse=True)[1]
+    drawn = _whole_classes(classes, MOST_COMPARED)
+    ids, classes = ids[drawn], classes[drawn]
+    sides = [gallery.vectors(ids.tolist()) for gallery in (old, new)]
+    both = np.array([number in sides[0] and number in sides[1] for number in ids.tolist()], bool)
+    both[both] = np.bincount(classes[both])[classes[both]] > 1
+    ids, classes = ids[both], classes[both]
+    if len(np.unique(classes)) < 2:
+        return None
+    theirs, ours = (
+        _deciding_values(np.stack([side[number] for number in ids.tolist()]), classes, new.backend)
+        for side in sides
+    )
+    verdict = judge("the new model", "the old one", ours, theirs, classes)
+    return ModelComparison(verdict, len(ids), len(items), _training_remark(old, new, verdict))
+
+
+def _whole_classes(classes: np.ndarray, most: int) -> np.ndarray:
+    """Return the rows of classes of two or more; of more rows than `most`, those of random classes."""
+    sizes = np.bincount(classes)
+    order = np.random.default_rng(0).permutation(np.flatnonzero(sizes > 1))
+    kept = order[np.cumsum(sizes[order]) <= most] if sizes[order].sum() > most else order
+    return np.flatnonzero(np.isin(classes, kept))
+
+
+def _deciding_values(vectors: np.ndarray, classes: np.ndarray, backend: CpuBackend) -> dict[str, np.ndarray]:
+    """Return the metrics that decide, query by query."""
+    evidence = Evidence(build_inputs(vectors, classes), classes, (1,), backend=backend)
+    return {
+        key: metric.per_query(evidence).ravel()
+        for metric in METRICS
+        for key in metric.keys(evidence.ks)
+        if key in DECIDING and metric.per_query is not None
+    }
+
+
+def _training_remark(old: Gallery, new: Gallery, verdict: Verdict) -> str:
+    """Return what training on these images may have done to the comparison.
+
+    A model file names its training data, not the single images, so it is only known of a pretrained backbone
+    without a layer that it has not seen them.
+    """
+    learned = [_may_have_learned(gallery) for gallery in (old, new)]
+    if all(learned):
+        return "both models may have been trained on these images: `lookalike evaluate` them on others"
+    if learned[0]:
+        return "the old model may have been trained on these images, which flatters it"
+    if learned[1] and verdict.loses:
+        return "it may even have been trained on these images"
+    if learned[1]:
+        return "the new model may have been trained on these images: `lookalike evaluate` it on others"
+    return ""
+
+
+def _may_have_learned(gallery: Gallery) -> bool:
+    try:
+        origin = gallery.embedder.provenance
+    except LookalikeError:  # a damaged model file
+        return True
+    return "source" not in origin or bool(origin.get("layers"))
+
+
+# ---- labels
 
 
 def check_labels(gallery: SearchableGallery) -> None:

@@ -11,9 +11,11 @@ from typing import Any
 from retrieval.errors import InputError
 from retrieval.evaluation.findings import Findings
 from retrieval.evaluation.score import KS, Result
+from retrieval.evaluation.verdict import Verdict
 from retrieval.files import now, write_texts
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
+_READABLE = (3, 4)  # 3 has no intervals over classes, no spreads, and no MAP@R of single queries
 REPORT_FILE = "report.json"
 OFF_THE_SHELF = "off-the-shelf backbone"  # name of the result of a pretrained backbone without a head
 REPORTS_FOLDER = "reports"  # folder of a gallery with the reports that it keeps
@@ -36,6 +38,8 @@ class Report:
         notes: Remarks for readers, one sentence each.
         seed: Seed of the training run; `None` if unknown.
         findings: Mistakes of the evaluated model; `None` if not collected.
+        verdict: The evaluated model against its best baseline, or against the last evaluation of the gallery
+            with another model; `None` without one.
         gallery_state: For a gallery evaluated on its own images,
             `SearchableGallery.state_digest` at that time; else `None`.
     """
@@ -53,6 +57,7 @@ class Report:
     seed: int | None = None
     findings: Findings | None = None
     gallery_state: str | None = None
+    verdict: Verdict | None = None
 
     @property
     def headline(self) -> Result:
@@ -62,7 +67,8 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Return the content of report.json: the format number and the fields of this class.
 
-        A result has its name, `by`, and `values` and `intervals` by metric key, such as "recall_at_1".
+        A result has its name, `by`, and by metric key, such as "recall_at_1", `values`, `intervals`,
+        `class_intervals` and `spreads`.
         """
         return {"format": FORMAT_VERSION, **dataclasses.asdict(self)}
 
@@ -80,13 +86,15 @@ class Report:
         path = folder / REPORT_FILE
         try:
             fields = json.loads(path.read_text())
-            if fields.pop("format") != FORMAT_VERSION:
+            if fields.pop("format") not in _READABLE:
                 raise InputError(f"{path}: report of another format; evaluate again")
             fields["results"] = [Result.from_dict(result) for result in fields["results"]]
             fields["bad_files"] = [(path, reason) for path, reason in fields["bad_files"]]
             fields |= {name: tuple(fields[name]) for name in ("ks", "notes")}
             if fields["findings"] is not None:
                 fields["findings"] = Findings.from_dict(fields["findings"])
+            if fields.get("verdict") is not None:
+                fields["verdict"] = Verdict.from_dict(fields["verdict"])
             return cls(**fields)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{path}: not a readable report ({error}); evaluate again") from error

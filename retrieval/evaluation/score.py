@@ -13,7 +13,7 @@ from retrieval.faiss_backend import CPU, CpuBackend
 from retrieval.metrics.all_pairs import Similarities
 from retrieval.metrics.inputs import build_inputs
 from retrieval.metrics.ranking import NeighbourSearch, Ranking
-from retrieval.metrics.statistics import bootstrap_intervals
+from retrieval.metrics.statistics import bootstrap_intervals, class_intervals
 from retrieval.metrics.table import METRICS, Evidence
 
 KS = (1, 2, 4, 8)
@@ -28,16 +28,23 @@ class Result:
         name: Name of the model.
         values: Key of the metric -> value in 0..1; keys as in `retrieval.metrics.table`: "recall_at_1",
             "precision_at_10", "map_at_r", "r_precision", "mean_ap", "nmi", "f1", "linear_probe". Published
-            results have only some of them.
+            results have only some of them. `None`: not defined on these queries, as NMI is if each class has
+            one image.
         by: Name of the labels if they are not the classes, such as "chain".
-        intervals: Key of the metric -> 95% confidence interval by the bootstrap over queries.
+        intervals: Key of the metric -> 95% confidence interval for other queries of these classes, by the
+            bootstrap over queries.
+        class_intervals: Key of the metric -> 95% confidence interval for other classes like these, by the
+            bootstrap over classes; empty with fewer classes than `statistics.LEAST_CLASSES`.
+        spreads: Key of the metric -> lowest and highest value over repetitions of k-means.
         as_printed: The values are those of a publication, which tables show with all their digits.
     """
 
     name: str
-    values: dict[str, float] = field(default_factory=dict)
+    values: dict[str, float | None] = field(default_factory=dict)
     by: str | None = None
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    class_intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    spreads: dict[str, tuple[float, float]] = field(default_factory=dict)
     as_printed: bool = False
 
     @property
@@ -45,24 +52,41 @@ class Result:
         """The name, with the labels if they are not the classes."""
         return f"{self.name}, by {self.by}" if self.by else self.name
 
+    @property
+    def known(self) -> dict[str, float]:
+        """The values that are defined."""
+        return {key: value for key, value in self.values.items() if value is not None}
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Result:
-        """Inverse of `to_dict`, also after a round trip through JSON."""
-        intervals = {key: (low, high) for key, (low, high) in fields["intervals"].items()}
-        return cls(**{**fields, "intervals": intervals})
+        """Inverse of `to_dict`, also after a round trip through JSON; older reports have fewer ranges."""
+        ranges = {
+            name: {key: (low, high) for key, (low, high) in fields.get(name, {}).items()}
+            for name in ("intervals", "class_intervals", "spreads")
+        }
+        return cls(**{**fields, **ranges})
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A result with the arrays it was computed from, query by query."""
+    """A result with the arrays it was computed from, query by query.
+
+    Attributes:
+        result: The result.
+        ranking: Nearest neighbours of each query.
+        similarities: Statistics of all pairs.
+        per_query: Key of the metric -> values of the queries, float64 [N]; nan for queries without relevant
+            images.
+    """
 
     result: Result
     ranking: Ranking
     similarities: Similarities
+    per_query: dict[str, np.ndarray]
 
 
 def evaluate(
@@ -79,7 +103,7 @@ def evaluate(
     search: NeighbourSearch | None = None,
     show_progress: bool = False,
 ) -> Evaluation:
-    """Compute every metric of `retrieval.metrics.table`, with intervals for those that have values per query.
+    """Compute every metric of `retrieval.metrics.table`, with its intervals or its spread.
 
     Args:
         name: Name of the model.
@@ -105,10 +129,27 @@ def evaluate(
             keys += metric.keys(ks)
             columns.append(metric.per_query(evidence).reshape(len(inputs.query), -1))
     table = np.hstack(columns)  # [N, keys]
-    values = dict(zip(keys, metrics.mean(table).tolist(), strict=True))
-    ends = [(low, high) for low, high in bootstrap_intervals(table).tolist()]
+    values: dict[str, float | None] = dict(zip(keys, metrics.mean(table).tolist(), strict=True))
+    over_classes = class_intervals(table, evidence.query_labels)
+    spreads = {}
     for metric in METRICS:
-        if metric.overall is not None:
-            values[metric.key] = metric.overall(evidence)
-    result = Result(name, values, by, intervals=dict(zip(keys, ends, strict=True)))
-    return Evaluation(result, evidence.ranking, evidence.similarities)
+        if metric.over_clusterings is not None:
+            found = metric.over_clusterings(evidence)
+            values[metric.key] = None if found is None else float(found.mean())
+            if found is not None:
+                spreads[metric.key] = (float(found.min()), float(found.max()))
+    result = Result(
+        name,
+        values,
+        by,
+        intervals=_by_key(keys, bootstrap_intervals(table)),
+        class_intervals={} if over_classes is None else _by_key(keys, over_classes),
+        spreads=spreads,
+    )
+    per_query = dict(zip(keys, table.T, strict=True))
+    return Evaluation(result, evidence.ranking, evidence.similarities, per_query)
+
+
+def _by_key(keys: Sequence[str], intervals: np.ndarray) -> dict[str, tuple[float, float]]:
+    """Return intervals, float [keys, 2], by key."""
+    return {key: (low, high) for key, (low, high) in zip(keys, intervals.tolist(), strict=True)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -44,6 +44,7 @@ def rebuild(
     *,
     keep_old: bool = True,
     policy: BadFilePolicy | None = None,
+    accept: Callable[[Gallery], None] | None = None,
     show_progress: bool = False,
 ) -> RebuildResult:
     """Embed all images of a gallery with another model, under the same ids, keys, labels and metadata.
@@ -58,6 +59,8 @@ def rebuild(
         model: New model.
         keep_old: Keep the old gallery as NAME.old.
         policy: Treatment of unusable files.
+        accept: Called with the complete new gallery before it replaces the old one. If it raises an error,
+            the old gallery stays, and the next rebuild with this model begins here, without embedding.
         show_progress: Print progress on stderr.
 
     Raises:
@@ -86,6 +89,8 @@ def rebuild(
             expected = count_items(gallery.store).live - len(result.bad)
             copy_log(gallery.folder, draft)
             check_successor(draft, expected, model.runtime, show_progress=show_progress)
+            if accept is not None:
+                accept(new)
             exchange(draft, folder)
         if keep_old:
             draft.rename(old)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 RESAMPLES = 1000
+LEAST_CLASSES = 8  # with fewer, an interval over classes covers less than it says
 MOST_SEEDS = 10_000  # `seeds_for_half` stops here
 _LEVEL, _POWER = 0.05, 0.8  # of the test that `seeds_for_half` plans
 _NO_SPREAD = 1e-12  # differences of shares that are equal up to rounding
@@ -94,7 +95,7 @@ def bootstrap_intervals(
     Without classes, queries are resampled: the percentile interval covers other queries of the same classes.
     With classes, whole classes are resampled, each with all its queries: it covers other classes like these.
     As classes are often few, the percentiles are then expanded to Student's t (Hesterberg 2015, section 4.3);
-    with fewer than eight classes it is still too narrow.
+    with fewer than eight classes it is still too narrow, and `class_intervals` gives none.
     Neither covers other training runs. All metrics share the same resamples.
 
     Args:
@@ -128,6 +129,12 @@ def bootstrap_intervals(
         queries = count if sizes is None else (times @ sizes)[:, None]
         means[start : start + size] = times @ sums / queries
     return np.quantile(means, (level, 1 - level), axis=0).T
+
+
+def class_intervals(values: np.ndarray, classes: np.ndarray) -> np.ndarray | None:
+    """Return `bootstrap_intervals` over classes; `None` with fewer than `LEAST_CLASSES` of them."""
+    answered = classes[~np.isnan(values).any(1)]
+    return bootstrap_intervals(values, classes) if len(np.unique(answered)) >= LEAST_CLASSES else None
 
 
 def _expanded_level(count: int) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 from retrieval.faiss_backend import CPU, CpuBackend
 from retrieval.metrics import per_query
 from retrieval.metrics.all_pairs import Similarities, compare_inputs
-from retrieval.metrics.clustering import kmeans, nmi, pair_f1
+from retrieval.metrics.clustering import kmeans, nmi, pair_f1, repetitions
 from retrieval.metrics.inputs import Inputs
 from retrieval.metrics.ranking import NeighbourSearch, Ranking, exact_neighbours, rank_inputs
 from retrieval.progress import Progress
@@ -55,12 +55,33 @@ class Evidence:
         return compare_inputs(self.inputs, show_progress=self.show_progress)
 
     @cached_property
-    def clusters(self) -> np.ndarray:
-        """k-means clusters of the queries, as many as there are classes, int64 [N]."""
-        with Progress("clustering", len(self.inputs.query), "queries", show=self.show_progress) as progress:
-            clusters = kmeans(self.inputs.query, len(np.unique(self.query_labels)), backend=self.backend)
-            progress.update(len(clusters))
-        return clusters
+    def clusters(self) -> np.ndarray | None:
+        """k-means clusters of the queries, as many as classes, several times, int64 [times, N].
+
+        `None` if each class has a single query: there is nothing to put together.
+        """
+        count, classes = len(self.inputs.query), len(np.unique(self.query_labels))
+        if classes == count:
+            return None
+        number = repetitions(count, classes)
+        with Progress("clustering", number, "times", show=self.show_progress) as progress:
+            found = []
+            for seed in range(number):
+                found.append(kmeans(self.inputs.query, classes, seed=seed, backend=self.backend))
+                progress.update()
+        return np.stack(found)
+
+
+def _of_clusters(
+    agreement: Callable[[np.ndarray, np.ndarray], float],
+) -> Callable[[Evidence], np.ndarray | None]:
+    """Return the values of an agreement of labels and clusters, one for each clustering."""
+
+    def values(evidence: Evidence) -> np.ndarray | None:
+        found = evidence.clusters
+        return None if found is None else np.array([agreement(evidence.query_labels, one) for one in found])
+
+    return values
 
 
 def _every(ks: Sequence[int]) -> Sequence[int]:
@@ -84,8 +105,9 @@ class Metric:
         meaning: Short explanation, shown below the title.
         short: Name in tables of a terminal; the title by default.
         per_query: Values of the queries, float64 [N], or [N, len(ks)] if the key has "{k}"; nan for queries
-            without relevant images. The metric is their mean and has a bootstrap interval.
-        overall: Value of all queries together; it has no interval.
+            without relevant images. The metric is their mean and has bootstrap intervals.
+        over_clusterings: Value of all queries together for each clustering, float64 [times]; `None` if it is
+            not defined. The metric is their mean and has a spread.
         brief: Whether the tables of a terminal show it.
         shown_ks: Values of K that tables show.
     """
@@ -95,7 +117,7 @@ class Metric:
     meaning: str
     short: str = ""
     per_query: Callable[[Evidence], np.ndarray] | None = None
-    overall: Callable[[Evidence], float] | None = None
+    over_clusterings: Callable[[Evidence], np.ndarray | None] | None = None
     brief: bool = True
     shown_ks: Callable[[Sequence[int]], Sequence[int]] = _every
 
@@ -144,13 +166,13 @@ METRICS = [
         key="nmi",
         title="NMI",
         meaning="agreement of k-means clusters with the classes",
-        overall=lambda evidence: nmi(evidence.query_labels, evidence.clusters),
+        over_clusterings=_of_clusters(nmi),
     ),
     Metric(
         key="f1",
         title="F1",
         meaning="pairs that share a cluster against pairs that share a class",
-        overall=lambda evidence: pair_f1(evidence.query_labels, evidence.clusters),
+        over_clusterings=_of_clusters(pair_f1),
     ),
     Metric(
         key="linear_probe",
@@ -222,12 +244,12 @@ def shown_columns(keys: Iterable[str], ks: Sequence[int], *, brief: bool = False
     ]
 
 
-def by_k(values: Mapping[str, float], key: str = "recall_at_{k}") -> dict[int, float]:
-    """Return the values of a metric with K: {K: value}."""
+def by_k(values: Mapping[str, float | None], key: str = "recall_at_{k}") -> dict[int, float]:
+    """Return the known values of a metric with K: {K: value}."""
     prefix, suffix = key.split(_K)
     found = {}
     for name, value in values.items():
         k = name.removeprefix(prefix).removesuffix(suffix)
-        if k.isdigit() and name == f"{prefix}{k}{suffix}":
+        if value is not None and k.isdigit() and name == f"{prefix}{k}{suffix}":
             found[int(k)] = value
     return found

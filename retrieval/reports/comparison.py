@@ -5,12 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from retrieval.evaluation.comparison import TESTED, Comparison, PairedComparison, QueryChange
-from retrieval.metrics.table import shown_columns
+from retrieval.evaluation.comparison import Comparison, PairedComparison, QueryChange
+from retrieval.metrics.table import metric_columns, shown_columns
 from retrieval.reports.pages import Pick, Tile, TileSet, render_template
 from retrieval.reports.plots import comparison_recall_figure
 from retrieval.reports.report import data_title
-from retrieval.reports.text_tables import comparison_notes, percent, row_p_value
+from retrieval.reports.text_tables import (
+    comparison_notes,
+    interval_points,
+    percent,
+    points,
+    row_p_value,
+    verdict_sentence,
+)
 
 _CLASSES = 10  # gains, and as many losses
 _QUERIES = 14
@@ -28,7 +35,7 @@ def render_comparison(comparison: Comparison, pick: Pick | None = None) -> str:
         "comparison.html",
         comparison=comparison,
         title=data_title(comparison.data),
-        summary=[_summary(comparison, pair) for pair in comparison.pairs],
+        summary=[verdict_sentence(comparison, pair) for pair in comparison.pairs],
         names=[row.name for row in comparison.rows],
         rows=[
             {
@@ -60,6 +67,7 @@ def _pair_context(comparison: Comparison, pair: PairedComparison, pick: Pick | N
     return {
         "found": pair,
         "single": first.runs == other.runs == 1,
+        "changes": _changes(pair),
         "class_changes": [
             {"title": "Largest gains", "classes": gains[:_CLASSES]},
             {"title": "Largest losses", "classes": losses[:_CLASSES]},
@@ -76,22 +84,18 @@ def _pair_context(comparison: Comparison, pair: PairedComparison, pick: Pick | N
     }
 
 
-def _summary(comparison: Comparison, pair: PairedComparison) -> str:
-    """Return which is better, in words."""
-    first = comparison.rows[0].name
-    other = next(row for row in comparison.rows if row.name == pair.other)
-    if pair.identical:
-        same = "find the same images, with the same similarities: they have the same embeddings"
-        return f"{pair.other} and {first} {same}."
-    difference = other.differences.get(TESTED)
-    if difference is None:
-        return f"{pair.other} and {first} have no number in common."
-    p = row_p_value(comparison, other)
-    words = f"{100 * abs(difference):.1f} points of Recall@1 {'above' if difference > 0 else 'below'}"
-    if not difference:
-        words = "at the same Recall@1 as"
-    chance = f" (p {'' if p.startswith('<') else '= '}{p})" if p else ""
-    return f"{pair.other} is {words} {first}{chance}."
+def _changes(pair: PairedComparison) -> list[dict[str, str]]:
+    """Return the paired differences of single runs with their intervals."""
+    changes = {} if pair.verdict is None or pair.identical else pair.verdict.changes
+    return [
+        {
+            "title": column.title,
+            "difference": points(changes[column.key].difference),
+            "others": interval_points(changes[column.key].class_interval),
+            "these": interval_points(changes[column.key].interval),
+        }
+        for column in metric_columns(changes)
+    ]
 
 
 def _tiles(query: QueryChange, root: Path, tiles: TileSet) -> list[Tile]:

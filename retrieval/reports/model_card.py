@@ -101,9 +101,9 @@ def _front_matter(embedder: Embedder, name: str, report: Report | None) -> str:
                 dataset_name=data,
                 metric_type=column.key,
                 metric_name=column.title,
-                metric_value=round(report.headline.values[column.key], 4),
+                metric_value=round(report.headline.known[column.key], 4),
             )
-            for column in shown_columns(report.headline.values, report.ks)
+            for column in shown_columns(report.headline.known, report.ks)
         ]
     facts = ModelCardData(
         license=model_license(embedder.provenance),

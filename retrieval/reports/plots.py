@@ -59,7 +59,7 @@ def _recall_figure(plot: Callable[[Axes], object], label: str, lines: int) -> Ma
 
 
 def _plot_results(report: Report, axes: Axes) -> None:
-    """Plot recall against K, one line per result, with the intervals as bands."""
+    """Plot recall against K, one line per result, with intervals as bands: over classes if known."""
     ks: set[int] = set()
     for number, (result, colour, marker) in enumerate(
         zip(report.results, cycle(COLOURS), cycle(MARKERS), strict=False)
@@ -70,9 +70,10 @@ def _plot_results(report: Report, axes: Axes) -> None:
         # The first is on top: published results may be a single point.
         label, order = caption(result.title), 9 - number
         axes.plot([*recalls], percents, f"{marker}-", color=colour, label=label, zorder=order)
-        known = [k for k in recalls if f"recall_at_{k}" in result.intervals]
+        intervals = result.class_intervals or result.intervals
+        known = [k for k in recalls if f"recall_at_{k}" in intervals]
         if known:
-            ends = 100 * np.array([result.intervals[f"recall_at_{k}"] for k in known])  # [K, 2]
+            ends = 100 * np.array([intervals[f"recall_at_{k}"] for k in known])  # [K, 2]
             axes.fill_between(known, *ends.T, color=colour, alpha=0.2, lw=0)
     _finish_recall_axes(axes, ks)
 

@@ -10,7 +10,7 @@ from retrieval.evaluation.score import Result
 from retrieval.metrics.table import MetricColumn, shown_columns
 from retrieval.reports.pages import Pick, Tile, TileSet, render_template
 from retrieval.reports.plots import class_recall_figure, report_recall_figure, similarity_figure
-from retrieval.reports.text_tables import percent
+from retrieval.reports.text_tables import OTHERS, THESE, class_interval_note, interval, percent
 
 _CONFUSIONS = 12
 _CLASSES = 20
@@ -46,6 +46,9 @@ def render_report(report: Report, pick: Pick | None = None) -> str:
             for column in shown_columns(keys, report.ks)
         ],
         has_intervals=any(result.intervals for result in report.results),
+        has_class_intervals=any(result.class_intervals for result in report.results),
+        has_spreads=any(result.spreads for result in report.results),
+        notes=[*filter(None, [class_interval_note(report)]), *report.notes],
         recall_figure=report_recall_figure(report),
         findings=report.findings,
         **(_findings_context(report.findings, pick) if report.findings else {}),
@@ -73,13 +76,17 @@ def summary_sentence(report: Report) -> str:
     recall = headline.values.get("recall_at_1")
     if recall is None:
         return f"{report.images:,} queries of {report.classes:,} classes."
-    interval = headline.intervals.get("recall_at_1")
-    between = f" (95% confidence: {100 * interval[0]:.0f} to {100 * interval[1]:.0f})" if interval else ""
+    ranges = [
+        f"{100 * found['recall_at_1'][0]:.0f} to {100 * found['recall_at_1'][1]:.0f} for {which}"
+        for which, found in ((OTHERS, headline.class_intervals), (THESE, headline.intervals))
+        if "recall_at_1" in found
+    ]
+    between = f" (95% confidence: {', '.join(ranges)})" if ranges else ""
     found = f"{100 * recall:.0f} of 100 queries find an image of their own class first{between}"
     rivals = [
-        (rival.values["recall_at_1"], rival.title)
+        (rival.known["recall_at_1"], rival.title)
         for rival in report.results
-        if rival is not headline and rival.by == headline.by and "recall_at_1" in rival.values
+        if rival is not headline and rival.by == headline.by and "recall_at_1" in rival.known
     ]
     against = f"; {max(rivals)[1]}: {100 * max(rivals)[0]:.0f}" if rivals else ""
     return f"{found}{against}.{_worst_class(report.findings)}"
@@ -100,21 +107,31 @@ def _headline(report: Report) -> list[dict[str, str]]:
     """Return the tiles at the top."""
     result, tiles = report.headline, []
     for key, name in (("recall_at_1", "Recall@1"), ("map_at_r", "MAP@R")):
-        if key in result.values:
-            interval = result.intervals.get(key)
-            detail = f"{percent(interval[0])} to {percent(interval[1])}" if interval else ""
-            tiles.append({"name": name, "value": f"{percent(result.values[key])} %", "detail": detail})
+        if key in result.known:
+            over_classes, over_queries = result.class_intervals.get(key), result.intervals.get(key)
+            detail = f"{interval(over_queries)} for {THESE}" if over_queries else ""
+            if over_classes:
+                detail = f"{interval(over_classes)} for {OTHERS}"
+            tiles.append({"name": name, "value": f"{percent(result.known[key])} %", "detail": detail})
     counts = (("query images", report.images), ("classes", report.classes))
     return [*tiles, *({"name": name, "value": f"{count:,}", "detail": ""} for name, count in counts)]
 
 
 def _cell(column: MetricColumn, result: Result, results: list[Result]) -> dict[str, Any]:
-    """Return value and interval; the best of all results with the same labels is marked."""
+    """Return value and ranges; the best of all results with the same labels is marked."""
     value = result.values.get(column.key)
     rivals = [rival.values.get(column.key) for rival in results if rival.by == result.by]
     best = value is not None and len(rivals) > 1 and value == max(v for v in rivals if v is not None)
-    interval = result.intervals.get(column.key)
-    return {"value": value, "as_printed": result.as_printed, "interval": interval, "best": best}
+    ranges = [
+        f"{before}{interval(found[column.key])}"
+        for before, found in (
+            ("", result.class_intervals),
+            ("these: ", result.intervals),
+            ("repeated: ", result.spreads),
+        )
+        if column.key in found
+    ]
+    return {"value": value, "as_printed": result.as_printed, "ranges": ranges, "best": best}
 
 
 # ---- mistakes

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from retrieval import text
-from retrieval.evaluation.comparison import TESTED, Comparison, GroupSummary
+from retrieval.evaluation.comparison import TESTED, Comparison, GroupSummary, PairedComparison
 from retrieval.evaluation.report import Report
-from retrieval.metrics.statistics import Summary
-from retrieval.metrics.table import shown_columns
+from retrieval.evaluation.score import Result
+from retrieval.evaluation.verdict import DECIDING
+from retrieval.metrics.statistics import LEAST_CLASSES, Summary
+from retrieval.metrics.table import MetricColumn, shown_columns
+
+OTHERS, THESE = "other classes like these", "these classes"
 
 
 def report_table(report: Report) -> str:
-    """Return the main numbers of a report, one result per line, in percent, with the notes below."""
+    """Return the main numbers of a report, one result per line, in percent.
+
+    Below are the intervals of the headline, the verdict and the notes.
+    """
     keys = {key for result in report.results for key in result.values}
     columns = shown_columns(keys, report.ks, brief=True)
     head = ["", *(column.short for column in columns)]
@@ -19,15 +26,38 @@ def report_table(report: Report) -> str:
         for result in report.results
     ]
     lines = text.align_columns([head, *rows], right=range(1, len(head)))
-    interval = report.headline.intervals.get(TESTED)
-    if interval is not None:
-        low, high = map(percent, interval)
-        lines.append(f"R@1 of {report.headline.title}: {low} to {high} with 95% confidence.")
-    return "\n".join([*lines, *report.notes])
+    lines += _interval_lines(report.headline, columns)
+    verdict = [] if report.verdict is None else [report.verdict.sentence]
+    return "\n".join([*lines, *verdict, *filter(None, [class_interval_note(report)]), *report.notes])
+
+
+def _interval_lines(result: Result, columns: list[MetricColumn]) -> list[str]:
+    """Return the intervals of the metrics that decide, and the spread over repetitions of k-means."""
+    lines = []
+    tested = [column for column in columns if column.key in DECIDING and column.key in result.intervals]
+    if tested:
+        rows = [
+            [f"  for {title}", *(interval(found.get(column.key)) for column in tested)]
+            for title, found in ((OTHERS, result.class_intervals), (THESE, result.intervals))
+        ]
+        head = [f"95% intervals of {result.title}", *(column.short for column in tested)]
+        lines = text.align_columns([head, *rows], right=range(1, len(head)))
+    spread = [f"{c.short} {interval(result.spreads[c.key])}" for c in columns if c.key in result.spreads]
+    return [*lines, f"{', '.join(spread)} over repetitions of k-means."] if spread else lines
+
+
+def class_interval_note(report: Report) -> str:
+    """Return why there is no interval for other classes; empty if there is one, or none at all."""
+    if report.headline.class_intervals or not report.headline.intervals:
+        return ""
+    if report.classes < LEAST_CLASSES:
+        return f"{report.classes} classes are too few for an interval for {OTHERS}: {LEAST_CLASSES} at least."
+    why = "too few have two images, or the report is of an older version"
+    return f"There is no interval for {OTHERS}: {why}."
 
 
 def comparison_table(comparison: Comparison) -> str:
-    """Return the main numbers of a comparison, one contender per line, in percent, with the notes below."""
+    """Return the main numbers of a comparison, one contender per line, then verdicts and notes."""
     keys = {key for row in comparison.rows for key in row.numbers}
     columns = shown_columns(keys, comparison.ks, brief=True)
     reference = comparison.rows[0].name
@@ -43,7 +73,28 @@ def comparison_table(comparison: Comparison) -> str:
         for row in comparison.rows
     ]
     lines = text.align_columns([head, *rows], right=range(1, len(head)))
-    return "\n".join([*lines, *comparison_notes(comparison)])
+    verdicts = [verdict_sentence(comparison, pair) for pair in comparison.pairs]
+    return "\n".join([*lines, *verdicts, *comparison_notes(comparison)])
+
+
+def verdict_sentence(comparison: Comparison, pair: PairedComparison) -> str:
+    """Return which of the first and another contender finds more, in words."""
+    first = comparison.rows[0].name
+    other = next(row for row in comparison.rows if row.name == pair.other)
+    if pair.identical:
+        same = "find the same images, with the same similarities: they have the same embeddings"
+        return f"{pair.other} and {first} {same}."
+    if pair.verdict is not None:
+        return pair.verdict.sentence
+    difference = other.differences.get(TESTED)
+    if difference is None:
+        return f"{pair.other} and {first} have no number in common."
+    p = row_p_value(comparison, other)
+    words = f"{100 * abs(difference):.1f} points of Recall@1 {'above' if difference > 0 else 'below'}"
+    if not difference:
+        words = "at the same Recall@1 as"
+    chance = f" (p {'' if p.startswith('<') else '= '}{p} over training runs, on these classes)" if p else ""
+    return f"{pair.other} is {words} {first}{chance}."
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
@@ -59,7 +110,8 @@ def comparison_notes(comparison: Comparison) -> list[str]:
     if any(pair.mcnemar for pair in comparison.pairs):
         notes.append(
             f"p of single runs: McNemar's exact test, two-sided, against {first.name}, on the queries that "
-            "only one of the two gets right; it holds for these two models, not for other training runs."
+            "only one of the two gets right; it holds for these queries and models, not for other classes or "
+            "training runs."
         )
     if sum(bool(row_p_value(comparison, row)) for row in others) > 1:
         notes.append("p is not corrected for the number of comparisons.")
@@ -90,6 +142,16 @@ def percent(share: float | None, as_printed: bool = False) -> str:
 def points(difference: float | None) -> str:
     """Format a difference of shares in percentage points, with its sign; "-" for `None`."""
     return "-" if difference is None else f"{100 * difference:+z.1f}"
+
+
+def interval(ends: tuple[float, float] | None) -> str:
+    """Format an interval of shares in percent; "-" for `None`."""
+    return "-" if ends is None else f"{percent(ends[0])} to {percent(ends[1])}"
+
+
+def interval_points(ends: tuple[float, float] | None) -> str:
+    """Format an interval of differences in percentage points; "-" for `None`."""
+    return "-" if ends is None else f"{points(ends[0])} to {points(ends[1])}"
 
 
 def mean_and_std(summary: Summary | None) -> str:

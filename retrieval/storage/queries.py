@@ -229,6 +229,12 @@ def labelled_ids(store: Store) -> np.ndarray:
     return store.select_numbers("SELECT id AS n FROM items WHERE coalesce(label, '') != ''")
 
 
+def labelled_items(store: Store) -> list[tuple[int, str]]:
+    """Return id and label of each searchable item that has a label, by ascending id."""
+    query = f"SELECT id, label FROM items WHERE {SEARCHABLE} AND coalesce(label, '') != '' ORDER BY id"
+    return store.select(query)
+
+
 def ids_by_key(store: Store, keys: Sequence[str]) -> dict[str, int]:
     """Return the id of the live item of each key; keys without one are left out."""
     found: dict[str, int] = {}

@@ -150,7 +150,12 @@ def answer_of(report: Report) -> EvaluationAnswer:
         classes=report.classes,
         results=[
             EvaluationResult(
-                title=result.title, by=result.by, values=result.values, intervals=result.intervals
+                title=result.title,
+                by=result.by,
+                values=result.values,
+                intervals=result.intervals,
+                class_intervals=result.class_intervals,
+                spreads=result.spreads,
             )
             for result in report.results
         ],

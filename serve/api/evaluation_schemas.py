@@ -20,11 +20,22 @@ class EvaluationResult(BaseModel):
 
     title: str = Field(examples=["after training"])
     by: str | None = Field(description="Labels that count as classes, if they are not those of the gallery.")
-    values: dict[str, float] = Field(
-        description="Values in 0..1 by metric key.", examples=[{"recall_at_1": 0.93, "map_at_r": 0.71}]
+    values: dict[str, float | None] = Field(
+        description="Values in 0..1 by metric key; null for one that is not defined on these queries.",
+        examples=[{"recall_at_1": 0.93, "map_at_r": 0.71}],
     )
     intervals: dict[str, tuple[float, float]] = Field(
-        description="95% confidence intervals by metric key.", examples=[{"recall_at_1": [0.9, 0.95]}]
+        description="95% confidence intervals for other queries of these classes, by metric key.",
+        examples=[{"recall_at_1": [0.9, 0.95]}],
+    )
+    class_intervals: dict[str, tuple[float, float]] = Field(
+        description="95% confidence intervals for other classes like these, by metric key; empty if these "
+        "are too few.",
+        examples=[{"recall_at_1": [0.88, 0.97]}],
+    )
+    spreads: dict[str, tuple[float, float]] = Field(
+        description="Lowest and highest value over repetitions of k-means, by metric key.",
+        examples=[{"nmi": [0.7, 0.73]}],
     )
 
 

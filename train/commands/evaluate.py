@@ -78,9 +78,15 @@ def evaluate(
     A pretrained backbone without a head, with the preprocessing published for it, is the baseline of a run:
     the network before training is worse, because its embedding layer is random.
 
-    The report has Recall@K, Precision@K, MAP@R, R-Precision and mAP with 95% intervals, NMI and F1, the
+    The report has Recall@K, Precision@K, MAP@R, R-Precision and mAP with 95% intervals, NMI and F1 with
+    their spread over repetitions of k-means, the
     similarities of classes, the classes that are confused, the hardest queries with their results, and a
-    table of all classes. `lookalike compare` puts several reports side by side.
+    table of all classes. `lookalike compare` puts several reports side by side. A different report that is in
+    the folder of --out already is moved to DIR-1, or the next free number.
+
+    An interval for other classes like these resamples whole classes: expect it of classes that you will add.
+    That for these classes resamples queries, and is narrower. If a baseline was measured, or the gallery has
+    been evaluated with another model, a sentence says whether the model certainly finds more.
 
     \b
       lookalike evaluate run --data folder:shop --out report
@@ -89,7 +95,7 @@ def evaluate(
       lookalike evaluate shop.gallery --data folder:queries --out report
       lookalike evaluate shop.gallery
     """
-    from retrieval.reports.folder import save_report
+    from retrieval.reports.folder import save_report, set_aside
     from retrieval.reports.text_tables import report_table
 
     if out is not None:
@@ -113,6 +119,8 @@ def evaluate(
             show_progress=True,
         )
     if out is not None:
+        if earlier := set_aside(report, out):
+            print_status(f"{out}: another report was there; it is in {earlier} now")
         save_report(report, out)
     print_result(report.to_dict(), as_json, report_table(report))
     if out is not None:

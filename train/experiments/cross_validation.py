@@ -8,7 +8,7 @@ these networks; "concatenated" is one embedding, their unit vectors one after th
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -144,12 +144,12 @@ def _separate(name: str, runs: Sequence[Outcome]) -> Outcome:
 
 def _mean(results: Sequence[Result]) -> Result:
     first, *others = results
-    values: Mapping[str, float] = {
-        key: statistics.fmean([value, *(other.values[key] for other in others)])
-        for key, value in first.values.items()
-        if all(key in other.values for other in others)
+    values: dict[str, float | None] = {
+        key: statistics.fmean([value, *(other.known[key] for other in others)])
+        for key, value in first.known.items()
+        if all(key in other.known for other in others)
     }
-    return Result(first.name, dict(values), first.by)
+    return Result(first.name, values, first.by)
 
 
 def _concatenate(folder: Path, runs: Sequence[Path], dataset: DataSet, show_progress: bool) -> Result:

@@ -16,11 +16,12 @@ from retrieval.evaluation.findings import Findings, ImageSet, find_mistakes
 from retrieval.evaluation.gallery import gallery_protocol
 from retrieval.evaluation.report import Report
 from retrieval.evaluation.score import CURVE_KS, KS, Evaluation, Result, evaluate
+from retrieval.evaluation.verdict import Verdict, judge
 from retrieval.images.decode import EmbeddedFiles
 from retrieval.inference.runtime import Runtime
 from retrieval.metrics.clustering import effort_note
 from retrieval.metrics.ranking import exact_neighbours
-from retrieval.reports.folder import keep_report
+from retrieval.reports.folder import judge_by_kept, keep_report
 from retrieval.searchable import SearchableGallery
 from train.config import ProbeLabels, Published
 from train.data import DataSet, LabelledImage
@@ -106,6 +107,7 @@ def evaluate_opened(
     results = [] if published is None else _published_results(published, dataset)
     shown_ks, ks = _ks(dataset, published)
     findings: Findings | None = None
+    answers: list[_Answers] = []
     bad: dict[str, str] = {}
 
     def embed(
@@ -130,9 +132,10 @@ def evaluate_opened(
         else:
             searched = queries if dataset.gallery is None else embed(candidate, dataset.gallery)
             is_last = candidate is opened.candidates[-1]
-            scored, findings = _score(
+            scored, findings, per_query = _score(
                 candidate.name, dataset, queries, searched, ks, opened, is_last, show_progress
             )
+            answers.append(_Answers(candidate.name, queries.images, per_query))
             if candidate in opened.candidates:  # before the whole embedding, the headline
                 results += _prefix_results(candidate.name, queries, searched, shown_ks, opened)
         if linear_probe is not None:
@@ -153,8 +156,10 @@ def evaluate_opened(
         ),
         seed=opened.config.get("seed"),
         findings=findings,
+        verdict=_verdict(answers[-1], answers[: len(references)]) if opened.gallery is None else None,
     )
     if opened.gallery is not None:
+        report = judge_by_kept(report, opened.gallery.folder)
         keep_report(report, opened.gallery.folder)
     return report
 
@@ -214,8 +219,12 @@ def _score(
     opened: Target,
     with_findings: bool,
     show_progress: bool,
-) -> tuple[list[Result], Findings | None]:
-    """Score by class and, if the data set has coarse labels, by these; queries without one are left out."""
+) -> tuple[list[Result], Findings | None, dict[str, np.ndarray]]:
+    """Score by class and, if the data set has coarse labels, by these; queries without one are left out.
+
+    Returns:
+        Results, findings, and the metrics by class of the single queries.
+    """
 
     def score(ours: Sequence[str | None], theirs: Sequence[str | None], by: str | None = None) -> Evaluation:
         numbers, searched_numbers = _class_numbers(ours, theirs)
@@ -239,7 +248,26 @@ def _score(
     if dataset.coarse_name is not None:
         coarse = ([i.coarse for i in queries.images], [i.coarse for i in searched.images])
         results.append(score(*coarse, dataset.coarse_name).result)
-    return results, findings
+    return results, findings, evaluation.per_query
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """The metrics of a candidate query by query, as `Evaluation.per_query`."""
+
+    name: str
+    images: list[LabelledImage]
+    per_query: dict[str, np.ndarray]
+
+
+def _verdict(ours: _Answers, baselines: Sequence[_Answers]) -> Verdict | None:
+    """Compare a candidate with the baseline of the highest Recall@1, among those with the same queries."""
+    rivals = [one for one in baselines if one.images == ours.images]
+    if not rivals:
+        return None
+    best = max(rivals, key=lambda one: float(np.nanmean(one.per_query["recall_at_1"])))
+    (classes,) = _class_numbers([image.label for image in ours.images])
+    return judge(ours.name, best.name, ours.per_query, best.per_query, classes)
 
 
 def _prefix_results(

@@ -160,7 +160,7 @@ def evaluate_reference(
     candidate = Candidate(kind, config.preprocess, pixel_embedder(model), embed)
     target = network_target([candidate], config, model.mean.device)
     report = evaluate_opened(target, dataset, linear_probe=linear_probe, show_progress=show_progress)
-    return report.headline.values
+    return report.headline.known
 
 
 def _pretrained(config: Config) -> EmbeddingModel:

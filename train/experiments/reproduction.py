@@ -200,7 +200,7 @@ def _row_result(row: RecipeRow, trials: Sequence[_RowTrial], is_altered: bool) -
     for trial in trials:
         for result in trial.results():
             by = "" if result.by is None else BY_COARSE
-            for key, value in result.values.items():
+            for key, value in result.known.items():
                 values.setdefault(by + key, []).append(value)
     errors = {trial.seed: error for trial in trials if (error := trial.outcome().error)}
     return RowResult(

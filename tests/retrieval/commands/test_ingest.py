@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import click
+import numpy as np
 import onnxruntime as ort
 import pytest
+from PIL import Image
 
 from retrieval.commands.options import parse_size
 from retrieval.devices import Device
@@ -60,7 +62,8 @@ def test_commands_load_the_model_once_on_the_given_device(
     ]
     opened.clear()
     lookalike_here("index", "rebuild", "g", "--model", "n.onnx", "--provider", "cpu", cwd=tmp_path)
-    assert opened == [("n.onnx", Runtime(provider="cpu")), ("model.onnx", Runtime(provider="cpu"))]
+    new, old = Runtime(provider="cpu"), Runtime()  # of the old one only the provenance is read
+    assert opened == [("n.onnx", new), ("model.onnx", new), ("model.onnx", old)]
 
 
 def test_every_gallery_of_a_command_is_on_the_given_device(
@@ -120,6 +123,83 @@ def test_build_update_sync_and_rebuild(photos: Path, tmp_path: Path) -> None:
     assert "old gallery: " in rebuilt.stderr
     assert json.loads(lookalike_here("index", "info", "g.old", "--json", cwd=tmp_path).stdout)["images"] == 5
     assert json.loads(lookalike_here("index", "info", "g", "--json", cwd=tmp_path).stdout)["images"] == 4
+
+
+@pytest.fixture
+def patterns(tmp_path: Path) -> Path:
+    """Ten classes of patterns, which the colours of squares tell apart, and a model file of these colours."""
+    for label in range(10):
+        (tmp_path / "patterns" / f"{label}").mkdir(parents=True)
+        base = np.random.default_rng(label).integers(60, 196, (4, 4, 3))
+        for number in range(4):
+            blocks = base + np.random.default_rng([label, number]).integers(-60, 61, (4, 4, 3))
+            image = Image.fromarray(blocks.clip(0, 255).astype(np.uint8))
+            image.resize((48, 48), Image.Resampling.NEAREST).save(
+                tmp_path / "patterns" / f"{label}" / f"{number}.png"
+            )
+    write_model(tmp_path / "good.onnx")
+    return tmp_path / "patterns"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The bytes of all files but the lock, which names the last writer."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "LOCK")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_rebuild_refuses_a_certain_loss(patterns: Path, tmp_path: Path, model_file: Path) -> None:
+    """With an untrained network, and back; the numbers are those of the evaluations of both galleries."""
+
+    def measured() -> dict[str, float]:
+        report = json.loads(lookalike_here("evaluate", "g", "--json", cwd=tmp_path).stdout)
+        return {key: report["results"][-1]["values"][key] for key in ("recall_at_1", "map_at_r")}
+
+    lookalike_here("index", "build", "g", "patterns", "--model", "good.onnx", cwd=tmp_path)
+    good, before = measured(), contents(tmp_path / "g")
+    rebuild = ("index", "rebuild", "g", "--model", str(model_file))
+    refused = lookalike_here(*rebuild, code=1, cwd=tmp_path)
+    assert "g: the new model finds less than the old one: Recall@1 -" in refused.stderr
+    assert "for other classes like these" in refused.stderr
+    assert "nothing was changed: --force takes it" in refused.stderr
+    facts = json.loads(lookalike_here(*rebuild, "--json", code=1, cwd=tmp_path).stdout)
+    assert facts["refused"]
+    assert facts["comparison"]["verdict"]["outcome"] == "less"
+    assert contents(tmp_path / "g") == before
+    forced = lookalike_here(*rebuild, "--force", cwd=tmp_path)
+    assert "the new model finds less" in forced.stderr
+    assert "40 images already embedded by an earlier rebuild" in forced.stderr
+    changes = facts["comparison"]["verdict"]["changes"]
+    for key, value in measured().items():
+        assert changes[key]["difference"] == pytest.approx(value - good[key])
+    back = ("index", "rebuild", "g", "--model", "good.onnx", "--drop-old", "--json")
+    restored = json.loads(lookalike_here(*back, cwd=tmp_path).stdout)["comparison"]
+    assert restored["verdict"]["outcome"] == "more"
+    assert restored["verdict"]["sentence"].startswith("the new model finds more than the old one: Recall@1 +")
+    assert "may have been trained on these images" in restored["remark"]
+
+
+def test_rebuild_without_labels_says_that_models_are_not_compared(patterns: Path, tmp_path: Path) -> None:
+    write_model(tmp_path / "n.onnx", "new")
+    files = "".join(f"{file}\n" for file in sorted(patterns.glob("*/*.png")))
+    (tmp_path / "list.csv").write_text("path,label\n" + files.replace("\n", ",\n"))
+    lookalike_here("index", "build", "g", "--metadata", "list.csv", "--model", "good.onnx", cwd=tmp_path)
+    done = lookalike_here("index", "rebuild", "g", "--model", "n.onnx", cwd=tmp_path)
+    assert "the models were not compared: that takes two classes of two labelled images" in done.stderr
+
+
+def test_models_are_compared_on_whole_classes(
+    patterns: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of more images than are compared; one image has no label any more."""
+    lookalike_here("index", "build", "g", "patterns", "--model", "good.onnx", cwd=tmp_path)
+    (patterns / "0" / "0.png").rename(patterns / "0.png")
+    write_model(tmp_path / "n.onnx", "new")
+    monkeypatch.setattr("retrieval.evaluation.gallery.MOST_COMPARED", 34)
+    lookalike_here("index", "add", "g", "patterns", cwd=tmp_path)
+    done = lookalike_here("index", "rebuild", "g", "--model", "n.onnx", cwd=tmp_path)
+    images = int(done.stderr.partition("find the same for every query; compared on ")[2].split()[0])
+    assert images in (31, 32)  # eight of the ten classes: one has three images, the others have four
+    assert "of 39 labelled images" in done.stderr
 
 
 def test_list_from_stdin(photos: Path, tmp_path: Path) -> None:

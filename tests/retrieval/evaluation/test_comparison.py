@@ -264,10 +264,13 @@ def test_the_same_protocol_in_other_words_is_no_difference(tmp_path: Path) -> No
 
 def test_table_has_differences_and_p(tmp_path: Path) -> None:
     found = side_by_side(poor=report(tmp_path, 1, noise=1.5), good=report(tmp_path, 2, noise=0.3))
-    head, poor, good, *notes = comparison_table(found).splitlines()
+    head, poor, good, verdict, *notes = comparison_table(found).splitlines()
     assert head.split()[:5] == ["runs", "R@1", "R@2", "R@4", "R@8"]
     assert poor.split()[-2:] == ["-", "-"]
     assert good.split()[-2] == f"{100 * found.rows[1].differences['recall_at_1']:+.1f}"
+    assert found.pairs[0].verdict is not None
+    assert verdict == found.pairs[0].verdict.sentence
+    assert "for these 4 classes, too few to speak for others" in verdict
     assert "McNemar" in notes[0]
 
 

@@ -6,11 +6,14 @@ import json
 
 import numpy as np
 import pytest
+from sklearn.cluster import KMeans
 from sklearn.datasets import load_digits
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.metrics import normalized_mutual_info_score
 
 from retrieval import InputError, metrics
 from retrieval.evaluation.score import Result, evaluate
+from retrieval.metrics.statistics import bootstrap_intervals
 from retrieval.metrics.table import by_k
 
 
@@ -40,6 +43,55 @@ def test_values_equal_those_of_the_metric_functions() -> None:
             low, high = found.intervals[name]
             assert low < found.values[name] < high
             assert high - low < 0.15
+
+
+def test_both_intervals_are_those_of_the_bootstrap() -> None:
+    points, labels = digits(200)
+    evaluation = evaluate("pixels", points, labels, ks=(1,))
+    found, table = evaluation.result, np.stack([*evaluation.per_query.values()], 1)
+    for intervals, classes in ((found.intervals, None), (found.class_intervals, labels)):
+        assert list(intervals.values()) == [
+            tuple(ends) for ends in bootstrap_intervals(table, classes).tolist()
+        ]
+    assert evaluate("few", points[labels < 7], labels[labels < 7]).result.class_intervals == {}
+
+
+def test_clusterings_are_repeated_and_agree_with_scikit_learn() -> None:
+    """Its k-means is another implementation with other random numbers; ours are within its range."""
+    points, labels = digits(600)
+    found = evaluate("pixels", points, labels).result
+    theirs = [
+        [normalized_mutual_info_score(labels, one), metrics.pair_f1(labels, one)]
+        for one in (KMeans(10, init="random", n_init=3, random_state=n).fit_predict(points) for n in range(6))
+    ]
+    for key, values in zip(("nmi", "f1"), np.transpose(theirs), strict=True):
+        (low, high), value = found.spreads[key], found.values[key]
+        assert value is not None
+        assert low <= value <= high
+        assert abs(value - values.mean()) < max(0.02, np.ptp(values))
+
+
+def test_one_added_image_moves_nmi_less_than_one_clustering_does() -> None:
+    points, labels = digits(600)
+    classes = labels * 10 + np.arange(600) % 10  # a hundred classes of six: clusters are not clear
+    alone, means = [], []
+    for count in range(590, 600):
+        clusters = metrics.kmeans(points[:count], 100)
+        alone.append(metrics.nmi(classes[:count], clusters))
+        means.append(evaluate("pixels", points[:count], classes[:count]).result.values["nmi"])
+    assert np.std(means) < 0.7 * np.std(alone)
+
+
+def test_clusters_of_single_images_have_no_agreement() -> None:
+    """Each query has another class, with more images in the gallery."""
+    points, labels = digits(200)
+    first = np.unique(labels, return_index=True)[1]
+    others = np.setdiff1d(np.arange(200), first)
+    found = evaluate("shelf", points[first], labels[first], points[others], labels[others]).result
+    assert (found.values["nmi"], found.values["f1"], found.spreads) == (None, None, {})
+    assert found.values["recall_at_1"] is not None
+    assert json.loads(json.dumps(found.to_dict()))["values"]["nmi"] is None
+    assert set(found.known) == set(found.values) - {"nmi", "f1"}
 
 
 def test_results_survive_json() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from retrieval import InputError, text
+from retrieval.evaluation.comparison import Contender, compare_reports
 from retrieval.evaluation.findings import (
     Classes,
     Findings,
@@ -23,7 +24,7 @@ from retrieval.evaluation.findings import (
 )
 from retrieval.evaluation.report import Report, kept_reports
 from retrieval.evaluation.score import CURVE_KS, Result, evaluate
-from retrieval.reports.folder import save_report
+from retrieval.reports.folder import save_report, set_aside
 from retrieval.reports.report import data_title, render_report, summary_sentence
 from retrieval.reports.text_tables import report_table
 from tests.conftest import draw
@@ -277,7 +278,10 @@ def test_report_without_mistakes() -> None:
 def test_intervals_are_shown(with_findings: Report) -> None:
     low, high = (f"{100 * end:.1f}" for end in with_findings.results[0].intervals["recall_at_1"])
     assert f"{low} to {high}" in render_report(with_findings)
-    assert f"R@1 of ours: {low} to {high} with 95% confidence." in report_table(with_findings)
+    lines = report_table(with_findings).splitlines()
+    assert lines[3].split()[:6] == ["for", "other", "classes", "like", "these", "-"]
+    assert lines[4].split()[:6] == ["for", "these", "classes", low, "to", high]
+    assert "4 classes are too few for an interval for other classes like these" in lines[6]
 
 
 def test_report_of_many_queries_stays_small(tmp_path: Path) -> None:
@@ -299,3 +303,51 @@ def test_report_of_many_queries_stays_small(tmp_path: Path) -> None:
     )
     assert (tmp_path / "report.json").stat().st_size < 7e6
     assert (tmp_path / "report.html").stat().st_size < 5e5
+
+
+def test_undefined_values_are_dashes_and_null(ours: Report, tmp_path: Path) -> None:
+    one = dataclasses.replace(ours.results[-1], values={**ours.results[-1].values, "nmi": None, "f1": None})
+    report = dataclasses.replace(ours, results=[one])
+    assert report_table(report).splitlines()[1].split()[-2:] == ["-", "-"]
+    assert re.search(r"NMI<small>[^<]*</small></th><td>-</td>", render_report(report))
+    save_report(report, tmp_path)
+    assert json.loads((tmp_path / "report.json").read_text())["results"][0]["values"]["nmi"] is None
+    assert Report.load(tmp_path) == report
+
+
+def test_reports_of_the_format_before_are_readable(with_findings: Report, tmp_path: Path) -> None:
+    """They have no intervals over classes, no spreads, no verdict, and no MAP@R of single queries."""
+    fields = with_findings.to_dict() | {"format": 3}
+    del fields["verdict"], fields["findings"]["queries"]["map_at_r"]
+    for one in fields["results"]:
+        del one["class_intervals"], one["spreads"]
+    (tmp_path / "report.json").write_text(json.dumps(fields))
+    old = Report.load(tmp_path)
+    assert old.results[0].intervals == with_findings.results[0].intervals
+    assert (old.results[0].class_intervals, old.verdict) == ({}, None)
+    wide = dataclasses.replace(old, classes=20)
+    assert "the report is of an older version" in render_report(wide)
+    (pair,) = compare_reports([Contender("old", (old,)), Contender("new", (with_findings,))]).pairs
+    assert pair.verdict is not None
+    assert "map_at_r" not in pair.verdict.changes
+    fields["format"] = 2
+    (tmp_path / "report.json").write_text(json.dumps(fields))
+    with pytest.raises(InputError, match="another format"):
+        Report.load(tmp_path)
+
+
+def test_another_report_in_the_folder_is_set_aside(
+    ours: Report, with_published: Report, tmp_path: Path
+) -> None:
+    out = tmp_path / "report"
+    assert set_aside(ours, out) is None
+    save_report(ours, out)
+    again = dataclasses.replace(ours, created="2030-01-01T00:00:00Z")
+    assert set_aside(again, out) is None  # the same evaluation, repeated
+    (out / "mine.txt").touch()
+    (tmp_path / "report-1").mkdir()
+    assert set_aside(with_published, out) == tmp_path / "report-2"
+    assert Report.load(tmp_path / "report-2") == ours
+    assert sorted(path.name for path in out.iterdir()) == ["mine.txt"]
+    (out / "report.json").write_text("{")  # damaged: kept all the same
+    assert set_aside(ours, out) == tmp_path / "report-3"

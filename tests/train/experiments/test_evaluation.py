@@ -216,7 +216,7 @@ def test_reduced_clustering_effort_is_noted(
 ) -> None:
     monkeypatch.setattr(clustering, "_MANY", 1)
     (note,) = evaluate_target(model_file, DataSet("folder:other", [], images)).notes
-    assert "5 iterations from one start" in note
+    assert "2 iterations from one start" in note
 
 
 def test_best_and_last_epoch_are_both_reported(two_checkpoints: Path, images: list[LabelledImage]) -> None:
