@@ -17,8 +17,9 @@ def kmeans(embeddings: np.ndarray, clusters: int, *, seed: int = 0, backend: Cpu
 
     If an iteration compares more than ten million pairs of point and cluster, there are 5 iterations
     from a single start. If clusters also have fewer than 20 points on average, as on Stanford Online
-    Products, there are 2. On clustered data of that size 1, 5 and 20 iterations gave an NMI of 0.919, 0.919 and 0.917, but an F1 of
-    0.51, 0.50 and 0.32: there F1 depends as much on the clustering as on the embeddings.
+    Products, there are 2. On clustered data of that size 1, 5 and 20 iterations gave an NMI of 0.919, 0.919
+    and 0.917, but an F1 of 0.51, 0.50 and 0.32: there F1 depends as much on the clustering as on the
+    embeddings.
 
     Args:
         embeddings: Points, float [N, D].
@@ -55,8 +56,8 @@ def effort_note(points: int, clusters: int) -> str | None:
     if starts > 1:
         return None
     return (
-        f"NMI and F1 come from k-means with {rounds} iterations from one start, because there are many images; "
-        "compare F1 only between sets of the same size."
+        f"NMI and F1 come from k-means with {rounds} iterations from one start, because there are many "
+        "images; compare F1 only between sets of the same size."
     )
 
 
