@@ -158,12 +158,16 @@ def cli(debug: bool) -> None:
     """Train an image embedder, index a gallery with it and find similar images.
 
     \b
-    All steps on your own folder of images, with one sub-folder for each class:
-      lookalike train    --data folder:shop --out run
-      lookalike export   run --out model.onnx
-      lookalike index    build shop.gallery shop --model model.onnx
-      lookalike search   shop.gallery query.jpg
-      lookalike serve    shop.gallery
+    Search your own folder of images:
+      lookalike index build shop.gallery shop
+      lookalike search shop.gallery query.jpg
+      lookalike serve shop.gallery
+
+    \b
+    Make it better, if there is a sub-folder for each class, or a table of labels:
+      lookalike train --data folder:shop --out run
+      lookalike export run --out model.onnx
+      lookalike index rebuild shop.gallery --model model.onnx
 
     Each command has examples: `lookalike COMMAND --help`.
 
@@ -178,6 +182,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with _interrupt_on_sigterm():
         code = _run([argument for argument in given if argument != "--debug"], debug)
     sys.exit(code)
+
+
+def run_command(*arguments: str) -> None:
+    """Run a command within another one: of any package, without importing it here.
+
+    Raises:
+        LookalikeError: As the command.
+    """
+    cli.main(list(arguments), prog_name="lookalike", standalone_mode=False)
 
 
 @contextmanager

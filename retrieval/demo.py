@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from retrieval.cli import cli, json_option, print_result, print_status
+from retrieval.cli import json_option, print_result, print_status, run_command
 from retrieval.errors import InputError, LookalikeError
 from retrieval.evaluation.report import Report
 from retrieval.extras import needs
@@ -117,7 +117,7 @@ def _installed_example() -> str:
 def _run(*arguments: str) -> None:
     print_status("")
     print_status(f"$ {shlex.join(['lookalike', *arguments])}")
-    cli.main(list(arguments), prog_name="lookalike", standalone_mode=False)
+    run_command(*arguments)
 
 
 def _verdict(name: str, report: Report) -> str:

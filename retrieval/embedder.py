@@ -372,7 +372,10 @@ def _read(path: Path) -> tuple[bytes, str, ModelArchive | None]:
         archive = ModelArchive(path)
         return archive.read(IMAGE), archive.fingerprint, archive
     except FileNotFoundError as error:
-        what = "there is no such model file; create one with `lookalike export RUN --out FILE`"
+        what = (
+            "there is no such model file; create one with `lookalike export RUN --out FILE`, or of a "
+            "pretrained network: `lookalike models list`"
+        )
         raise InputError(f"{path}: {what}") from error
     except IsADirectoryError as error:
         what = "a folder, not a model file; export a training run with `lookalike export RUN --out FILE`"

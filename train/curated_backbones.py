@@ -1,6 +1,7 @@
-"""Curated backbones of timm: small, strong, with permissive licences; their numbers are measured.
+"""Curated backbones of timm: small, strong, with permissive licences, with their time and their quality.
 
-The list is `curated_backbones.json` beside this module; `python -m benchmarks.backbones --write` measures it.
+The list is `curated_backbones.json` beside this module; `python -m benchmarks.backbones --write` measures the
+times, and the retrieval of weights that are at hand. Accuracies on ImageNet are published, with their source.
 """
 
 from __future__ import annotations
@@ -12,7 +13,33 @@ from pathlib import Path
 from typing import Any
 
 FILE = Path(__file__).with_suffix(".json")
+RETRIEVAL = ("Recall@1", "MAP@R")
 _SPEEDS = (("fast", 25.0), ("medium", 150.0))  # up to so many milliseconds
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How good a backbone is without training, by one metric.
+
+    Attributes:
+        metric: "top-1" (of its own classifier), "k-NN" (of its embedding) and "zero-shot" (with a text
+            encoder) are accuracies; "Recall@1" and "MAP@R" are of a search for images of the same class.
+        on: Data set.
+        percent: Value.
+        source: Where it is published, or "measured here".
+        interval: 95% interval in percent, by resampling classes; `None` if the source states none.
+    """
+
+    metric: str
+    on: str
+    percent: float
+    source: str
+    interval: tuple[float, float] | None = None
+
+    def to_text(self) -> str:
+        """Return metric, value and interval, as in "Recall@1 35.5 (31.0-40.3)"."""
+        interval = "" if self.interval is None else " ({:.1f}-{:.1f})".format(*self.interval)
+        return f"{self.metric} {self.percent:.1f}{interval}"
 
 
 @dataclass(frozen=True)
@@ -27,6 +54,7 @@ class CuratedBackbone:
         dim: Dimension of its native embedding.
         milliseconds: CPU time for an image on one thread, in ONNX Runtime.
         license: Licence of the weights.
+        quality: How good it is, as far as that is known.
     """
 
     name: str
@@ -36,6 +64,18 @@ class CuratedBackbone:
     dim: int
     milliseconds: float
     license: str
+    quality: tuple[Quality, ...] = ()
+
+    @property
+    def imagenet(self) -> str:
+        """Return the published accuracy on ImageNet, as in "75.8 top-1"; "-" if there is none."""
+        found = [one for one in self.quality if one.on == "ImageNet-1k"]
+        return f"{found[0].percent:.1f} {found[0].metric}" if found else "-"
+
+    @property
+    def retrieval(self) -> tuple[Quality, ...]:
+        """Return what was measured in a search."""
+        return tuple(one for one in self.quality if one.metric in RETRIEVAL)
 
     @property
     def speed(self) -> str:
@@ -50,5 +90,8 @@ class CuratedBackbone:
 @cache
 def curated_backbones() -> tuple[CuratedBackbone, ...]:
     """Return the list, fastest first."""
-    rows = [CuratedBackbone(**fields) for fields in json.loads(FILE.read_text())["backbones"]]
+    rows = [
+        CuratedBackbone(**{**fields, "quality": tuple(Quality(**one) for one in fields["quality"])})
+        for fields in json.loads(FILE.read_text())["backbones"]
+    ]
     return tuple(sorted(rows, key=lambda row: row.milliseconds))

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from retrieval.cli import json_option, print_next, print_result, print_status
+from retrieval.commands.default_model import default_model, kept_model
 from retrieval.commands.device_options import runtime_options
 from retrieval.commands.engine_options import RayOptions, ray_options
 from retrieval.commands.options import (
@@ -81,7 +82,11 @@ _source_options = combine_options(
 @click.command(short_help="Build a gallery from images.")
 @click.argument("gallery", type=_FILE)
 @_source_options
-@click.option("--model", required=True, type=_FILE, help="Model file to embed with.")
+@click.option(
+    "--model",
+    type=_FILE,
+    help="Model file to embed with.  [default: that of the gallery, if it exists, or EfficientNet-Lite0]",
+)
 @store_option("Keep the images in a database instead of files, see docs/stores.md")
 @index_options
 @storage_option
@@ -99,7 +104,7 @@ def build(
     list_file: str | None,
     table: Path | None,
     root: Path | None,
-    model: Path,
+    model: Path | None,
     store: Address | None,
     kind: str | None,
     recall: float | None,
@@ -117,11 +122,15 @@ def build(
     shards, which are not unpacked, and URLs of remote storage, which is read and not copied.
 
     \b
+      lookalike index build shop.gallery photos
       lookalike index build shop.gallery photos --model model.onnx
       lookalike index build shop.gallery shards/*.tar --model model.onnx
       lookalike index build shop.gallery photos --metadata shop.csv --model model.onnx
       lookalike index build shop.gallery --metadata shop.csv --model model.onnx
       lookalike index build shop.gallery s3://shop/photos --model model.onnx
+
+    Without --model, EfficientNet-Lite0 with ImageNet weights embeds the images (Apache-2.0, of the extra
+    demo); `lookalike models list` has stronger networks, and `lookalike export` makes a model file of them.
 
     By default the label of an image is its folder and its id is its path. Unreadable files are listed and
     skipped (exit code 3). An interrupted build continues when you run the same command again; a finished one
@@ -151,6 +160,9 @@ def build(
       lookalike index build shop.gallery photos --model model.onnx --store postgresql://me@db.example/shop
     """
     sources, index = Sources(images, list_file, table, root), IndexSpec(kind, recall, memory, index_dim)
+    new = not (gallery / "gallery.db").exists()
+    if model is None:
+        model = default_model() if new and not is_store(gallery) else kept_model(gallery)
     if store is not None or is_store(gallery):
         _refuse_ray(ray)
         policy = BadFilePolicy(retry, max_bad)
@@ -168,7 +180,7 @@ def build(
         print_next("serve", str(gallery))
         return
     source, runtime = (None, runtime) if ray is None else ray.source(runtime, retry=retry)
-    embedder, new = Embedder.open(model, runtime), not (gallery / "gallery.db").exists()
+    embedder = Embedder.open(model, runtime)
     if new:
         target = Gallery.create(gallery, embedder, storage=storage or "float32")
     else:

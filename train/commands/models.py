@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from typing import Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from retrieval.cli import json_option, print_result
 from retrieval.errors import InputError, did_you_mean
 from retrieval.licenses import license_notice
+
+if TYPE_CHECKING:
+    from train.curated_backbones import CuratedBackbone
 
 
 @click.group()
@@ -31,8 +35,13 @@ def list_models(pattern: str | None, everything: bool, as_json: bool) -> None:
     """List backbones: small and strong ones with permissive licences, fastest first.
 
     PATTERN selects names: a part of the name, or with * and ?. The time is CPU time for one image on one
-    thread in ONNX Runtime, measured here with random weights; fast is up to 25 ms, medium up to 150 ms.
-    Dimension and parameters are those of the published embedding (model.pooling=native).
+    thread in ONNX Runtime, measured here with random weights. The dimension is that of the published
+    embedding (model.pooling=native).
+
+    ImageNet is a published accuracy in percent: top-1 of the network's own classifier, k-NN of its embedding,
+    zero-shot with its text encoder; the three do not compare. Recall@1 and MAP@R are of a search for images
+    of the same class without training, measured here, with the interval for other classes like them. - is
+    unknown; `models info` names the sources.
 
     \b
       lookalike models list
@@ -48,6 +57,7 @@ def list_models(pattern: str | None, everything: bool, as_json: bool) -> None:
     from train.curated_backbones import curated_backbones
 
     rows: list[dict[str, Any]]
+    lines: Iterator[str]
     if everything:
         import timm  # slow to import
 
@@ -55,12 +65,14 @@ def list_models(pattern: str | None, everything: bool, as_json: bool) -> None:
 
         names = [name for name in timm.list_models(pretrained=True) if _matches(f"timm:{name}", pattern)]
         rows = [_published(name, timm_configuration(name)) for name in names]
+        lines = _published_table(rows)
     else:
-        rows = [row.to_dict() for row in curated_backbones() if _matches(row.name, pattern)]
+        curated = [row for row in curated_backbones() if _matches(row.name, pattern)]
+        rows, lines = [row.to_dict() for row in curated], _curated_table(curated)
     if not rows:
         where = "of timm" if everything else "in the curated list; --all searches all of timm"
         raise InputError(f"models list: no name like {pattern!r} {where}")
-    print_result(rows, as_json, list(_published_table(rows) if everything else _curated_table(rows)))
+    print_result(rows, as_json, list(lines))
 
 
 @models.command()
@@ -112,6 +124,7 @@ def info(name: str, as_json: bool) -> None:
             f"time           {curated.milliseconds:.0f} ms of CPU time for an image ({curated.speed})",
             f"suits          {curated.suits}",
         ]
+        lines += [f"quality        {one.to_text()} on {one.on}: {one.source}" for one in curated.quality]
     print_result(facts, as_json, lines)
 
 
@@ -132,13 +145,16 @@ def _published(name: str, configuration: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _curated_table(rows: list[dict[str, Any]]) -> Iterator[str]:
-    width = max(len(row["name"]) for row in rows)
-    yield f"{'name':<{width}}  million  pixels   dim    ms  speed   licence     suits"
+def _curated_table(rows: list[CuratedBackbone]) -> Iterator[str]:
+    """Yield two lines for each backbone, of at most 100 columns."""
+    width = max(len(row.name) for row in rows)
+    yield f"{'name':<{width}}  pixels   dim    ms  licence     ImageNet"
     for row in rows:
-        million, ms = row["parameters"] / 1e6, row["milliseconds"]
-        numbers = f"{million:>8.1f} {row['size']:>7} {row['dim']:>5} {ms:>5.0f}"
-        yield f"{row['name']:<{width}} {numbers}  {row['speed']:<6}  {row['license']:<10}  {row['suits']}"
+        numbers = f"{row.size:>7} {row.dim:>5} {row.milliseconds:>5.0f}"
+        yield f"{row.name:<{width}} {numbers}  {row.license:<10}  {row.imagenet}"
+        yield f"    {row.suits}"
+        for on, found in groupby(row.retrieval, lambda one: one.on):
+            yield f"    {', '.join(one.to_text() for one in found)} on {on}"
 
 
 def _published_table(rows: list[dict[str, Any]]) -> Iterator[str]:

@@ -9,7 +9,7 @@ import timm
 
 from retrieval.licenses import PERMISSIVE
 from tests.conftest import lookalike_here
-from train.curated_backbones import curated_backbones
+from train.curated_backbones import RETRIEVAL, curated_backbones
 from train.models.backbones import build_backbone
 from train.pretrained_configs import native_size, published_preprocess
 from train.weights_origin import weights_origin
@@ -58,12 +58,32 @@ def test_list_is_filtered_and_has_a_json_form() -> None:
     assert [row["name"] for row in rows] == ["timm:vit_base_patch16_siglip_224.v2_webli"]
     assert rows[0]["dim"] == 768
     text = lookalike_here("models", "list").stdout.splitlines()
-    assert len(text) == 1 + len(curated_backbones())
+    assert max(map(len, text)) <= 100
+    assert [line.split()[0] for line in text if line.startswith("timm:")] == [
+        row.name for row in curated_backbones()
+    ]
     every = lookalike_here("models", "list", "--all", "*small*dinov3.*").stdout
     assert "timm:vit_small_patch16_dinov3.lvd1689m" in every
     assert "dinov3-license: has terms of its own" in every
     failed = lookalike_here("models", "list", "no-such-name", code=2)
     assert "--all searches all of timm" in failed.stderr
+
+
+def test_every_figure_of_quality_has_its_source() -> None:
+    """Published accuracies name a document; what was measured here has an interval over classes around it."""
+    for row in curated_backbones():
+        assert row.imagenet == "-" or float(row.imagenet.split()[0]) > 40
+        for one in row.quality:
+            measured = one.metric in RETRIEVAL
+            assert measured == (one.source == "measured here") == (one.interval is not None)
+            if one.interval is not None:
+                assert one.interval[0] < one.percent < one.interval[1]
+    name = "timm:tf_efficientnet_lite0.in1k"
+    (lite0,) = json.loads(lookalike_here("models", "list", name, "--json").stdout)
+    assert {one["metric"] for one in lite0["quality"]} == {"top-1", *RETRIEVAL}
+    listed, described = (lookalike_here("models", word, name).stdout for word in ("list", "info"))
+    assert "MAP@R" in listed
+    assert "results-imagenet.csv" in described
 
 
 def test_info_describes_a_backbone() -> None:
