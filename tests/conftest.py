@@ -89,8 +89,10 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def untrained_run(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> Path:
     """A run of zero epochs: a checkpoint of the initial network."""
     folder = tmp_path_factory.mktemp("runs") / "untrained"
-    words = ["train", "--data", f"folder:{shop}", "--out", str(folder), "--set", "epochs=0"]
-    lookalike_here(*words, "--set", "preprocess.size=32", "--set", "model.embedding_dim=16")
+    words = ["train", "--recipe", "scratch", "--data", f"folder:{shop}", "--out", str(folder)]
+    lookalike_here(
+        *words, "--set", "epochs=0", "--set", "preprocess.size=32", "--set", "model.embedding_dim=16"
+    )
     return folder
 
 

@@ -11,13 +11,19 @@ from typing import Any
 
 from retrieval.images.preprocess import Preprocess
 from train.config import Config, PreprocessConfig
-from train.pretrained_configs import config_file, is_file_of_weights, published_preprocess, traits
+from train.pretrained_configs import (
+    config_file,
+    is_file_of_weights,
+    native_size,
+    published_preprocess,
+    traits,
+)
 from train.yaml_files import to_line
 
 AUTO = "auto"
 DEFAULTED = tuple(f"preprocess.{name}" for name in PreprocessConfig.model_fields)
 """Settings that are automatic unless they are given."""
-AUTOMATIC = (*DEFAULTED, "model.pooling", "optimizer.lr", "optimizer.head_lr")
+AUTOMATIC = (*DEFAULTED, "model.pooling", "model.embedding_dim", "optimizer.lr", "optimizer.head_lr")
 """Settings that accept `auto`."""
 
 POOLING_WITHOUT_TOKEN = "mean"
@@ -55,7 +61,8 @@ def choose(config: Config, names: Collection[str]) -> tuple[dict[str, Any], list
         InputError: The published preprocessing is not supported.
     """
     values, notes = dict[str, Any](), list[str]()
-    for chosen, note in (_preprocess(config, names), _pooling(config, names), _rates(config, names)):
+    for choose_some in (_preprocess, _pooling, _embedding_dim, _rates):
+        chosen, note = choose_some(config, names)
         values |= chosen
         notes += [note] if chosen and note else []
     return values, notes
@@ -92,6 +99,14 @@ def _pooling(config: Config, names: Collection[str]) -> tuple[dict[str, Any], st
         return {"model.pooling": "cls"}, f"model.pooling: cls, as {backbone} was trained"
     reason = f"{backbone} was trained without a class token"
     return {"model.pooling": POOLING_WITHOUT_TOKEN}, f"model.pooling: {POOLING_WITHOUT_TOKEN}; {reason}"
+
+
+def _embedding_dim(config: Config, names: Collection[str]) -> tuple[dict[str, Any], str | None]:
+    if "model.embedding_dim" not in names:
+        return {}, None
+    backbone = config.model.backbone
+    dim, _ = native_size(backbone)
+    return {"model.embedding_dim": dim}, f"model.embedding_dim: {dim}, as published for {backbone}"
 
 
 def _rates(config: Config, names: Collection[str]) -> tuple[dict[str, Any], str | None]:

@@ -125,7 +125,7 @@ class NoiseConfig(StrictModel):
 
 
 # Initializations of the embedding layer that are computed from the features of the training images.
-FITTED_INITS = ("pca", "pca-whitened", "lda", "teacher")
+FITTED_INITS = ("pca", "pca-half-whitened", "pca-whitened", "lda", "teacher")
 
 
 class ModelConfig(StrictModel):
@@ -144,7 +144,11 @@ class ModelConfig(StrictModel):
         "or a .safetensors file with the parameter names of the library's classifier (for bn-inception, of "
         "the published file).",
     )
-    embedding_dim: int = Field(default=64, ge=1, description="Embedding dimension D.")
+    embedding_dim: int = Field(
+        default=64,
+        ge=1,
+        description="Embedding dimension D. auto: that of the backbone's published embedding.",
+    )
     pooling: Pooling = Field(
         default="mean",
         description="mean, gem (generalized mean with a learned power), cls (class token of a transformer), "
@@ -157,11 +161,22 @@ class ModelConfig(StrictModel):
         ge=1,
         description="Width of a hidden layer with ReLU before the embedding layer (an MLP head). null: none.",
     )
-    init: Literal["default", "uniform", "xavier", "kaiming", "pca", "pca-whitened", "lda", "teacher"] = Field(
+    init: Literal[
+        "default",
+        "uniform",
+        "xavier",
+        "kaiming",
+        "pca",
+        "pca-half-whitened",
+        "pca-whitened",
+        "lda",
+        "teacher",
+    ] = Field(
         default="default",
         description="Initialization of the embedding layer: default (torch's), uniform, xavier, kaiming; or "
-        "from the features of the training images: pca (their principal components), pca-whitened (with "
-        "equal variances), lda (the directions that separate the training classes best) or teacher (ridge "
+        "from the features of the training images: pca (their principal components), pca-half-whitened (with "
+        "variances that differ less, for any number of images), pca-whitened (with equal variances, for many "
+        "images), lda (the directions that separate the training classes best) or teacher (ridge "
         "regression to the vectors of distill.teacher).",
     )
     dropout: float = Field(default=0.0, ge=0, lt=1, description="Dropout rate before the embedding layer.")
@@ -550,7 +565,7 @@ class Config(StrictModel):
     preprocess: Annotated[Preprocess, BeforeValidator(_build_preprocess)] = _build_preprocess({})
     augment: AugmentConfig = AugmentConfig()
     loss: dict[str, Any] = Field(
-        default={"name": "triplet", "negatives": "optimal", "margin": 0.2},
+        default={"name": "multi-similarity"},
         description="Loss and its parameters; see `lookalike losses`. {}, the default with distill.teacher: "
         "distillation alone, on batches of different images whatever their classes.",
     )

@@ -65,7 +65,7 @@ class Workload:
         run, (backbone, side) = self.folder / "exported", self.main_backbone
         if not run.exists():
             lookalike(
-                *("train", "--data", f"folder:{self.images()}", "--out", str(run)),
+                *("train", "--recipe", "scratch", "--data", f"folder:{self.images()}", "--out", str(run)),
                 *settings(
                     device=self.device,
                     epochs=1,

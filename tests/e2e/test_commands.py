@@ -132,11 +132,17 @@ def test_queries_outside_the_gallery_are_searched_in_it(gallery: Path, tmp_path:
         (["evaluate", "nowhere.onnx", "--data", "folder:{shop}"], "no such model file"),
         (["evaluate", "{model}", "--data", "folder:nowhere"], "no such folder"),
         (
-            ["train", "--data", "folder:{shop}", "--out", "{tmp}/r", "--set", "epoch=1"],
+            [
+                *("train", "--recipe", "scratch", "--data", "folder:{shop}", "--out", "{tmp}/r"),
+                *("--set", "epoch=1"),
+            ],
             "did you mean 'epochs'",
         ),
         (
-            ["train", "--data", "folder:{shop}", "--out", "{tmp}/r", "--set", "loss={name: tripled}"],
+            [
+                *("train", "--recipe", "scratch", "--data", "folder:{shop}", "--out", "{tmp}/r"),
+                *("--set", "loss={name: tripled}"),
+            ],
             "triplet",
         ),
         (["train", "--data", "digit", "--out", "{tmp}/r"], "did you mean 'digits'"),
@@ -193,7 +199,8 @@ def test_console_script_ignores_files_of_the_working_folder(tmp_path: Path) -> N
 
 def test_interrupted_training_can_be_resumed(shop: Path, tmp_path: Path) -> None:
     settings = ["--set", "epochs=40", "--set", "preprocess.size=16", "--set", "split.validation=0.0"]
-    command = [sys.executable, "-m", "retrieval.cli", "train", "--data", f"folder:{shop}", "--out", "run"]
+    command = [sys.executable, "-m", "retrieval.cli", "train", "--recipe", "scratch"]
+    command += ["--data", f"folder:{shop}", "--out", "run"]
     pipes = {"stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([*command, *settings], cwd=tmp_path, **pipes) as process:
         deadline = time.monotonic() + 60
@@ -213,7 +220,7 @@ def test_interrupted_training_can_be_resumed(shop: Path, tmp_path: Path) -> None
 
 
 def test_failed_start_leaves_no_run_folder(shop: Path, tmp_path: Path) -> None:
-    words = ["train", "--data", f"folder:{shop}", "--out", "run", "--set", "epochs=0"]
+    words = ["train", "--recipe", "scratch", "--data", f"folder:{shop}", "--out", "run", "--set", "epochs=0"]
     refused = lookalike(*words, "--set", "loss={name: tripled}", code=2, cwd=tmp_path)
     assert len(refused.stderr.splitlines()) == 1, "the libraries print nothing either"
     lookalike_here(*words, cwd=tmp_path)

@@ -21,7 +21,8 @@ OTHER_PAGES = ("tutorial", "stores", "hub")  # in test_readme.py, test_manual.py
 # In place of data sets and weights to download, and of much work.
 REPLACED = {
     "cars196:ROOT": "folder:divided",
-    "timm:vit_base_patch14_dinov2.lvd142m --set model.weights=imagenet": "timm:test_vit",
+    "timm:vit_base_patch14_dinov2.lvd142m --set model.weights=imagenet": "timm:test_vit "
+    "--set model.weights=null --recipe catalogue",
     "model.embedding_dim=1280": f"model.embedding_dim={DIM}",  # of the teacher
     "--trials 20 --seeds 10": "--trials 2 --seeds 1",
     "--out rates.svg": "--out rates.svg --steps 30",

@@ -93,9 +93,9 @@ def test_numbers_in_scientific_notation_and_lists_are_parsed() -> None:
 
 
 def test_single_key_of_the_loss_can_be_changed() -> None:
-    changed = settings.resolve("digits", None, ["loss.margin=3e-1"]).loss
-    assert changed == {"name": "triplet", "negatives": "optimal", "margin": 0.3}
-    assert settings.resolve("digits", None, []).loss["margin"] == 0.2, "the default is left alone"
+    changed = settings.resolve("digits", None, ["loss.alpha=3e-1"]).loss
+    assert changed == {"name": "multi-similarity", "alpha": 0.3}
+    assert "alpha" not in settings.resolve("digits", None, []).loss, "the default is left alone"
 
 
 def test_published_results_are_dropped_for_other_data(tmp_path: Path) -> None:

@@ -19,7 +19,9 @@ from train.commands import DATA_HELP
 from train.recipes import read_recipe
 
 if TYPE_CHECKING:
+    from train.config import Config
     from train.data import DataSet
+    from train.experiments.start import Start
     from train.loop.processes import Processes
     from train.loop.trainer import Trainer
 
@@ -47,9 +49,14 @@ def train(
 ) -> None:
     """Fine-tune an embedder on labelled images, or on images without labels.
 
+    Without --recipe, one is chosen by the pictures, the device and the pretrained weights at hand, and named
+    first, with the reason and the time that it will take: for photographs `head` on a CPU and `catalogue` on
+    a GPU; see docs/training.md.
+
     \b
+      lookalike train --data folder:shop --out run
+      lookalike train --data folder:shop --out run --set model.backbone=resnet50 --set model.weights=imagenet
       lookalike train --data folder:shop --out run --recipe catalogue
-      lookalike train --data folder:shop --out run --recipe catalogue --set model.backbone=resnet50
       lookalike train --data cars196:ROOT --out run --recipe loop/table2/loop-triplet-cars196
       lookalike train --out run --resume
 
@@ -125,12 +132,22 @@ def _train(
     from train import data as data_sets
 
     notes: list[str] = []
+    changes = settings.parse_changes(overrides)
+    spec = data or changes.get("data")
+    start = None
+    if not resume and recipe is None and spec is not None:
+        images = data_sets.load(str(spec), unlabelled=True)
+        start = _choose_start(images, changes, device)
+        recipe, changes = start.recipe, start.changes
+        if processes.is_main:
+            print_status(start.note)
     if not resume:
-        config = settings.placed(settings.resolve(data, recipe, overrides, notes), device)
+        config = settings.placed(settings.configure(data, recipe, changes, notes), device)
         if recipe and config.published is None and read_recipe(recipe).get("published"):
             altered = "; ".join(settings.altered_settings(recipe, config))
             notes.insert(0, f"the published values of {recipe} are left out: {altered}")
-        images = data_sets.load(config.data, unlabelled=True)
+        if start is None:
+            images = data_sets.load(config.data, unlabelled=True)
 
     from train.data.label_noise import noise_note
     from train.experiments import linear_probe
@@ -158,6 +175,8 @@ def _train(
     group = join_process_group(config.device)
     for note in notes if group.is_main else ():
         print_status(note)
+    if start is not None and group.is_main:
+        _print_forecast(config, images)
     if group.is_main and not resume:
         Run.start(out, config)
     update_copies(out, group, source)
@@ -173,6 +192,23 @@ def _train(
     update_copies(out, group)
     group.close()
     return trainer, images, facts
+
+
+def _choose_start(images: DataSet, changes: settings.Changes, device: Device | None) -> Start:
+    from train.experiments.start import choose_start
+    from train.loop.process_group import find_device
+
+    name = str(device or changes.get("device", "auto"))
+    return choose_start(images, changes, on_gpu=find_device(name).type == "cuda")
+
+
+def _print_forecast(config: Config, images: DataSet) -> None:
+    from train.loop.forecast import MEASURED, about, forecast_seconds
+
+    seconds = forecast_seconds(config, images)
+    if seconds is not None:
+        cached = ", less if the features are cached" if config.model.trainable == 0 else ""
+        print_status(f"{about(seconds)}{cached}; as {MEASURED} images took here")
 
 
 def _summary(out: Path, facts: dict[str, Any]) -> str:

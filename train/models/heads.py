@@ -9,6 +9,7 @@ from torch import nn
 from retrieval.errors import InputError
 
 _MOST_FEATURES = 8192  # of a fitted projection: it needs a matrix of C x C
+_HALF_WHITENING = 0.25  # power of the standard deviation, as in `lookalike adapt`
 
 
 def build_head(features: int, dim: int, hidden: int | None, init: str) -> nn.Module:
@@ -69,16 +70,17 @@ def fit_projection(
     """Fit a linear map to features; the mean of the features maps to 0.
 
     pca: the leading principal components; with fewer than D + 1 images, any directions orthogonal to them
-    follow. pca-whitened: each divided by its standard deviation. lda: linear discriminant analysis: the
-    leading directions between the class means after whitening with the within-class covariance, shrunk
-    towards a multiple of the identity (Ledoit & Wolf 2004). If there are fewer than D + 1 classes, those of
-    the largest total variance follow.
+    follow. pca-whitened: each divided by its standard deviation. pca-half-whitened: by a power of it, after
+    the variances were shrunk towards their mean (Ledoit & Wolf 2004), so that few images do no harm. lda:
+    linear discriminant analysis: the leading directions between the class means after whitening with the
+    within-class covariance, shrunk in the same way. If there are fewer than D + 1 classes, those of the
+    largest total variance follow.
 
     The map is scaled so that its rows have norm 1 on average, as those of a random initialization: learning
     rates keep their effect.
 
     Args:
-        init: "pca", "pca-whitened" or "lda".
+        init: "pca", "pca-half-whitened", "pca-whitened" or "lda".
         features: float [N, C].
         labels: Class of each row, int [N]; only "lda" uses them.
         dim: Dimension D of the result, at most C.
@@ -90,7 +92,7 @@ def fit_projection(
         InputError: Too few features or images for D dimensions, or too many features.
     """
     count, width = features.shape
-    most = width if init == "pca" and count > 1 else min(width, count - 1)
+    most = width if init in ("pca", "pca-half-whitened") and count > 1 else min(width, count - 1)
     if dim > most:
         raise InputError(
             f"model.init: {init} gives at most {most} dimensions here ({width} features of "
@@ -103,7 +105,10 @@ def fit_projection(
         weight = _discriminants(centred, labels, dim)
     else:
         values, weight = _leading(centred.T @ centred / count, dim)
-        if init == "pca-whitened":
+        if init == "pca-half-whitened":
+            values = _shrunk(np.maximum(values, 0), centred)
+            weight = weight * (values[:, None] / values[0]) ** (-_HALF_WHITENING / 2)
+        elif init == "pca-whitened":
             weight = weight / np.sqrt(np.maximum(values, 1e-6 * values[0]))[:, None]
     weight = weight / np.linalg.norm(weight, axis=1).mean()
     return weight.astype(np.float32), (-weight @ centre).astype(np.float32)
@@ -156,6 +161,16 @@ def _check_width(init: str, width: int) -> None:
             f"model.init: {init} is for up to {_MOST_FEATURES} features, and there are {width}; use another "
             "pooling, or init=default"
         )
+
+
+def _shrunk(values: np.ndarray, centred: np.ndarray) -> np.ndarray:
+    """Shrink variances of centred features [N, C] towards their mean over all directions."""
+    from sklearn.covariance import ledoit_wolf_shrinkage  # slow to import
+
+    share = ledoit_wolf_shrinkage(centred, assume_centered=True)
+    shrunk = (1 - share) * values + share * float(np.square(centred).mean())
+    floored: np.ndarray = np.maximum(shrunk, 1e-6 * shrunk[0])
+    return floored
 
 
 def _discriminants(centred: np.ndarray, labels: np.ndarray, dim: int) -> np.ndarray:

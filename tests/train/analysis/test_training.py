@@ -29,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> Path:
         "loss": "{name: triplet, negatives: optimal}",
     }
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    lookalike_here("train", "--data", f"folder:{shop}", "--out", str(folder), *words)
+    lookalike_here("train", "--recipe", "scratch", "--data", f"folder:{shop}", "--out", str(folder), *words)
     return folder
 
 

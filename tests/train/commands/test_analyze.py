@@ -236,7 +236,7 @@ def kept_run(tmp_path_factory: pytest.TempPathFactory, splits: str) -> Path:
     folder = tmp_path_factory.mktemp("kept") / "run"
     words = ["epochs=3", "batch.per_epoch=2", "batch.classes=2", "preprocess.size=24", "checkpoints.every=2"]
     settings = [word for text in words for word in ("--set", text)]
-    lookalike_here("train", "--data", splits, "--out", str(folder), *settings)
+    lookalike_here("train", "--recipe", "scratch", "--data", splits, "--out", str(folder), *settings)
     return folder
 
 

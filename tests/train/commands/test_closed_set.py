@@ -38,7 +38,7 @@ def run(closed: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that holds out two images of every class and learns from wrong labels."""
     folder = tmp_path_factory.mktemp("runs") / "closed"
     more = ["split.by=images", "split.validation=0.34", "noise.rate=0.5", "linear_probe=noisy"]
-    lookalike_here("train", "--data", closed, "--out", str(folder), *changes(*more))
+    lookalike_here("train", "--recipe", "scratch", "--data", closed, "--out", str(folder), *changes(*more))
     return folder
 
 
@@ -54,7 +54,9 @@ def test_train_prints_the_probe_of_the_held_out_images(run: Path) -> None:
 
 def test_train_without_held_out_images_says_where_the_probe_is_measured(closed: str, tmp_path: Path) -> None:
     words = changes("split.validation=0", "linear_probe=clean", "epochs=0")
-    done = lookalike_here("train", "--data", closed, "--out", str(tmp_path / "run"), *words)
+    done = lookalike_here(
+        "train", "--recipe", "scratch", "--data", closed, "--out", str(tmp_path / "run"), *words
+    )
     assert "`lookalike evaluate` measures the linear probe, on the test images" in done.stdout
 
 

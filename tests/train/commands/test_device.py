@@ -12,7 +12,7 @@ SMALL = ("epochs=0", "preprocess.size=24", "model.embedding_dim=8", "split.valid
 
 def words(command: str, shop: Path, out: Path) -> list[str]:
     settings = [word for setting in SMALL for word in ("--set", setting)]
-    return [command, "--data", f"folder:{shop}", "--out", str(out), *settings]
+    return [command, "--recipe", "scratch", "--data", f"folder:{shop}", "--out", str(out), *settings]
 
 
 def test_train_and_resume_take_the_device_of_the_option(tmp_path: Path, shop: Path) -> None:

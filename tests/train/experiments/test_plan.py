@@ -62,8 +62,8 @@ def test_part_of_a_loss_with_a_name_replaces_that_part(tmp_path: Path) -> None:
 
 
 def test_key_of_the_default_loss_can_be_changed() -> None:
-    config = Experiment("digits").config({"loss.margin": 0.3})
-    assert config.loss == {"name": "triplet", "negatives": "optimal", "margin": 0.3}
+    config = Experiment("digits").config({"loss.alpha": 0.3})
+    assert config.loss == {"name": "multi-similarity", "alpha": 0.3}
 
 
 def test_semicolon_within_a_value_does_not_end_it() -> None:

@@ -45,7 +45,8 @@ def test_learns_without_labels(photos: Path, tmp_path: Path) -> None:
     changes += ["loss={name: multi-similarity, mining: {name: vthm, margin: 0.1}}"]
     words = [word for change in changes for word in ("--set", change)]
     run, model = tmp_path / "run", tmp_path / "model.onnx"
-    done = lookalike_here("train", "--data", f"images:{photos}", "--out", str(run), *words, "--json", code=3)
+    source = ("train", "--recipe", "scratch", "--data", f"images:{photos}")
+    done = lookalike_here(*source, "--out", str(run), *words, "--json", code=3)
     facts = json.loads(done.stdout)
     assert [Path(bad["path"]).name for bad in facts["bad"]] == ["damaged.png"]
     records = Run.open(run).metrics()

@@ -80,6 +80,8 @@ def test_two_machines_equal_one_process_also_when_one_is_killed(tmp_path: Path, 
         (machine / "train.py").write_text("raise SystemExit('the wrong train.py')")
     words = [
         "train",
+        "--recipe",
+        "scratch",
         "--out",
         "run",
         "--data",

@@ -122,7 +122,8 @@ def test_killed_run_resumes_from_its_checkpoint(tmp_path: Path, many: Path, refi
     config = settings.resolve(f"folder:{many}", None, [*SMALL, *chosen])
     dataset = data.load(config.data)
     train_run(Run.start(tmp_path / "whole", config), dataset)
-    words = ["--data", f"folder:{many}", *(w for s in [*SMALL, *chosen] for w in ("--set", s))]
+    words = ["--recipe", "scratch", "--data", f"folder:{many}"]
+    words += [w for s in [*SMALL, *chosen] for w in ("--set", s)]
     killed = Run(tmp_path / "killed")
     parts = (killed.choice if refit else killed, killed)
     for more, delay, part in ((words, 0.0, parts[0]), (["--resume"], 0.03, parts[1])):

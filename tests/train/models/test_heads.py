@@ -35,6 +35,20 @@ def test_principal_components(features: tuple[np.ndarray, np.ndarray], init: str
     assert np.linalg.norm(weight, axis=1).mean() == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.parametrize("count", [300, 9], ids=["many", "fewer than features"])
+def test_half_whitening_takes_a_power_of_shrunk_deviations(
+    features: tuple[np.ndarray, np.ndarray], count: int
+) -> None:
+    """Against scikit-learn's shrunk covariance: the map has its power -1/8, the deviations' power -1/4."""
+    vectors = features[0][:count].astype(np.float64)
+    covariance, _ = ledoit_wolf(vectors)
+    values, axes = np.linalg.eigh(covariance)
+    weight, bias = fit_projection("pca-half-whitened", features[0][:count], features[1][:count], 12)
+    ours, theirs = weight.T @ weight, (axes * values**-0.25) @ axes.T
+    np.testing.assert_allclose(ours / np.trace(ours), theirs / np.trace(theirs), atol=2e-4)
+    np.testing.assert_allclose((vectors @ weight.T + bias).mean(0), 0, atol=1e-3)
+
+
 def test_discriminants_solve_the_generalized_eigenproblem(features: tuple[np.ndarray, np.ndarray]) -> None:
     vectors, labels = features
     centred = (vectors - vectors.mean(0)).astype(np.float64)
