@@ -215,13 +215,14 @@ class _Source:
     def measure(self, by: str, found: Any) -> WhiteningGain:
         """Choose a candidate, and measure what it gains."""
         from train.teaching.copies import embed_copies
-        from train.teaching.whitening import COPY_POWERS, gain_by_copies, gain_by_labels
+        from train.teaching.whitening import COPY_POWERS, NO_CLASS, gain_by_copies, gain_by_labels
 
         labelled = np.array([label is not None for label in self._labels])
         if by == "labels" or (by == "auto" and self.gallery is not None and labelled.any()):
             try:
                 classes = np.unique([label or "" for label in self._labels], return_inverse=True)[1]
-                return gain_by_labels(self.vectors[labelled], classes[labelled], found)
+                classes[~labelled] = NO_CLASS
+                return gain_by_labels(self.vectors, classes, found)
             except InputError as error:
                 if by == "labels":
                     raise

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from export.gallery_layer import apply_layer, print_undo
 from retrieval.cli import json_option, print_result, print_status
@@ -99,7 +100,7 @@ def teach(
     The gain is measured on labelled images that are held out, apart for new images of known classes and for
     images of unseen classes, and the layer is refused (exit code 1) unless the gain that --for asks for is
     certain: its 95% interval is above 0. Teaching helps known classes, and may hurt unseen ones: a share of
-    the learned layer is chosen that serves the purpose best.
+    the learned layer is chosen that serves the purpose best, and a certain loss of the others is a warning.
 
     TABLE has the columns label and one of id, key and path; or it has decisions on pairs of images: the
     columns a and b (ids or keys) and same (1 or 0). Of several decisions on a pair, the last one counts.
@@ -109,7 +110,7 @@ def teach(
         return
     from train.settings import parse_changes
     from train.teaching.labels import read_lesson
-    from train.teaching.layers import learn_layer
+    from train.teaching.layers import fit_starts, learn_layer
     from train.teaching.measuring import PURPOSES, study
     from train.teaching.settings import parse_teaching
 
@@ -123,9 +124,14 @@ def teach(
     if lesson.contradictory:
         print_status(f"{pluralize(lesson.contradictory, 'image')} left out: decisions on them contradict")
     began = time.monotonic()
-    studied = study(lesson.vectors, lesson.classes, lesson.others, config, show_progress=True)
+    starts = fit_starts(np.concatenate([lesson.vectors, lesson.others]), config.powers, config.dim)
+    studied = study(lesson.vectors, lesson.classes, lesson.others, starts, config, show_progress=True)
     found = {name: studied.conclude(name) for name in PURPOSES}
     best = next(found[name] for name in PURPOSES if name == purpose)
+    alone = studied.conclude("unseen", learned=False).gains["unseen"] if 0 in config.blends else None
+    if not _is_better(alone, best.gains["unseen"]):
+        alone = None
+    warnings = _losses(best.gains)
     facts: dict[str, Any] = {
         "gallery": str(gallery),
         "labels": lesson.labels,
@@ -143,15 +149,21 @@ def teach(
             for name, other in found.items()
             if name != purpose
         },
+        "warnings": warnings,
+        "adapt": alone and asdict(alone),
         "taught": False,
     }
-    lines = _gain_lines(best.gains)
+    lines = [*_gain_lines(best.gains), *warnings]
+    if alone is not None:
+        lines.append(
+            f"`lookalike adapt {gallery}`, which needs no labels, gains more for {_TITLES['unseen']}: "
+            f"{_spread(alone.metrics['map_at_r'])} MAP@R, measured on the same queries"
+        )
     if best.is_accepted and not dry_run:
         layer = learn_layer(
             lesson.vectors,
             lesson.classes,
-            lesson.others,
-            best.chosen.power,
+            next(start for start in starts if start.power == best.chosen.power),
             best.chosen.blend,
             config,
             show_progress=True,
@@ -198,10 +210,32 @@ def _gain_lines(gains: Mapping[Any, Any]) -> list[str]:
         title = f"{_TITLES[kind]} ({gain.queries} queries)"
         for name, text in _METRICS.items():
             change = gain.metrics[name]
-            spread = f"{100 * change.difference:+.1f} ({100 * change.low:+.1f} to {100 * change.high:+.1f})"
-            rows.append((title, text, f"{100 * change.before:.1f}", f"{100 * change.after:.1f}", spread))
+            before, after = (f"{100 * value:.1f}" for value in (change.before, change.after))
+            rows.append((title, text, before, after, _spread(change)))
             title = ""
     return align_columns(rows)
+
+
+def _spread(change: Any) -> str:
+    return f"{100 * change.difference:+.1f} ({100 * change.low:+.1f} to {100 * change.high:+.1f})"
+
+
+def _losses(gains: Mapping[Any, Any]) -> list[str]:
+    """Return a warning for each metric that certainly falls."""
+    return [
+        f"warning: {_TITLES[kind]} lose: {_spread(gain.metrics[name])} {text}"
+        for kind, gain in gains.items()
+        if gain is not None
+        for name, text in _METRICS.items()
+        if gain.metrics[name].high < 0
+    ]
+
+
+def _is_better(alone: Any, learned: Any) -> bool:
+    """Return whether the start alone has a proven gain, and a larger one than what was learned."""
+    if alone is None or not alone.is_proven:
+        return False
+    return bool(alone.metrics["map_at_r"].difference > learned.metrics["map_at_r"].difference)
 
 
 def _reason(gains: Mapping[Any, Any], purpose: str) -> str:

@@ -32,10 +32,12 @@ class Start:
     """Start of a layer.
 
     Attributes:
-        layer: Rotation, division by a power of the standard deviations, and mean.
+        power: Power of the standard deviations.
+        layer: Rotation, division by the power of the standard deviations, and mean.
         learned: Number k of the leading components that learning may change.
     """
 
+    power: float
     layer: Layer
     learned: int
 
@@ -86,7 +88,7 @@ def fit_starts(vectors: np.ndarray, powers: tuple[float, ...], most: int) -> lis
     for power in powers:
         scale = (variances[:dim] / variances[0]) ** (-power / 2) if average > 0 else np.ones(dim)
         weight = (axes[:, :dim] * scale).T.astype(np.float32)
-        starts.append(Start(Layer(weight, mean.astype(np.float32)), min(dim, most, n - 1)))
+        starts.append(Start(power, Layer(weight, mean.astype(np.float32)), min(dim, most, n - 1)))
     return starts
 
 
@@ -164,8 +166,7 @@ def learn(
 def learn_layer(
     vectors: np.ndarray,
     classes: np.ndarray,
-    others: np.ndarray,
-    power: float,
+    start: Start,
     blend: float,
     config: TeachingConfig,
     *,
@@ -176,8 +177,7 @@ def learn_layer(
     Args:
         vectors: Labelled unit vectors, float32 [N, D].
         classes: Class of each, int [N].
-        others: Vectors without a label, to which the start is fitted as well, float32 [M, D].
-        power: Power of the start.
+        start: Start.
         blend: Share of what is learned.
         config: Settings.
         show_progress: Report progress on stderr.
@@ -185,7 +185,6 @@ def learn_layer(
     Raises:
         InputError: As for `learn`.
     """
-    (start,) = fit_starts(np.concatenate([vectors, others]), (power,), config.dim)
     components = start.components(vectors)
     matrix = learn(
         components, classes, start.learned, config, what="learning from all", show_progress=show_progress

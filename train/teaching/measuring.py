@@ -1,9 +1,12 @@
 """Measurement of taught layers: held-out images of known classes, and images of held-out classes, apart.
 
-Classes and images are held out in folds. In each fold, layers are learned without one part of the classes
-(unseen) and without one part of the images of the others (known); all labelled images are searched. The layer
-is chosen on one half of the held-out queries and measured on the other half, and the other way round, so that
-the choice does not flatter the measurement.
+What is measured is what is applied. The starts are those of the product, fitted to all images, since they
+need no labels. Classes and labels of images are held out in folds: in each fold, layers are learned without
+one part of the classes (unseen) and without one part of the images of the others (known). All images are
+searched, those that were learned from and those without a label among them; the latter count as wrong, which
+makes a gain too small rather than too large where they show labelled classes. The layer is chosen on one half
+of the held-out queries and measured on the other half, and the other way round, so that the choice does not
+flatter the measurement.
 """
 
 from __future__ import annotations
@@ -17,8 +20,9 @@ import numpy as np
 from retrieval import metrics
 from retrieval.metrics import per_query
 from retrieval.metrics.statistics import bootstrap_intervals
-from train.teaching.layers import fit_starts, learn, mixed
+from train.teaching.layers import Start, learn, mixed
 from train.teaching.settings import TeachingConfig
+from train.teaching.whitening import FEWEST_CLASSES, FEWEST_QUERIES, NO_CLASS
 
 Kind = Literal["known", "unseen"]
 Purpose = Literal["known", "unseen", "both"]
@@ -27,11 +31,9 @@ PURPOSES: tuple[Purpose, ...] = ("known", "unseen", "both")
 METRICS = ("map_at_r", "recall_at_1")  # the first one decides
 
 _ENOUGH = 1000  # queries of each kind, after which no further part is held out
-_MOST_IMAGES = 10_000  # that are searched, and of these at most so many of one class:
+_MOST_IMAGES = 10_000  # with a label, and without one, that are searched; of one class at most so many:
 _MOST_OF_A_CLASS = 500
 _MOST_QUERIES = 1000  # of each kind in a fold
-_FEWEST_QUERIES = 20
-_FEWEST_CLASSES = 4  # of queries of unseen classes
 _TINY = float(np.finfo(np.float32).tiny)
 
 
@@ -50,8 +52,8 @@ class Change:
     Attributes:
         before, after: Mean with the present vectors and with those of the layer.
         difference: after - before.
-        low, high: 95% interval of the difference, by the bootstrap: over queries for known classes, over
-            classes for unseen ones.
+        low, high: 95% interval of the difference, by the bootstrap: over images for known classes (other
+            images of these classes), over classes for unseen ones (other classes like these).
     """
 
     before: float
@@ -137,15 +139,20 @@ class Study:
         """Whether there are so many queries of each kind that no further fold is needed."""
         return all(sum(map(len, self._classes[kind])) >= _ENOUGH for kind in KINDS)
 
-    def conclude(self, purpose: Purpose) -> Measurement:
-        """Return the layer that serves a purpose best, and what the choice gains."""
+    def conclude(self, purpose: Purpose, *, learned: bool = True) -> Measurement:
+        """Return the layer that serves a purpose best, and what the choice gains.
+
+        Args:
+            purpose: Kinds of images that the layer is for.
+            learned: Whether to choose among all candidates; else among those whose blend is 0, the starts.
+        """
         random = np.random.default_rng([self._seed, 1])
         classes = {kind: np.concatenate(self._classes[kind]) for kind in KINDS}
         values = {kind: np.concatenate(self._values[kind], axis=1) for kind in KINDS}
         halves = {kind: _halves(classes[kind], kind, random) for kind in KINDS}
         everything = {kind: np.ones(len(classes[kind]), bool) for kind in KINDS}
         by_first, by_second = (
-            self._choose(purpose, values, {kind: halves[kind] == half for kind in KINDS})
+            self._choose(purpose, values, {kind: halves[kind] == half for kind in KINDS}, learned)
             for half in (False, True)
         )
         gains: dict[Kind, Gain | None] = {}
@@ -153,22 +160,27 @@ class Study:
             chosen = np.where(halves[kind], by_first, by_second)  # each by the other half
             after = values[kind][1 + chosen, np.arange(len(chosen))]
             gains[kind] = _gain(kind, classes[kind], values[kind][0], after)
-        best = self._choose(purpose, values, everything)
+        best = self._choose(purpose, values, everything, learned)
         return Measurement(purpose, self._candidates[best], gains)
 
     def _choose(
-        self, purpose: Purpose, values: Mapping[Kind, np.ndarray], some: Mapping[Kind, np.ndarray]
+        self,
+        purpose: Purpose,
+        values: Mapping[Kind, np.ndarray],
+        some: Mapping[Kind, np.ndarray],
+        learned: bool,
     ) -> int:
         """Return the number of the best candidate for some queries of each kind, given as masks.
 
         With two kinds, the smaller one of the relative gains counts.
         """
-        ratios = [np.ones(len(self._candidates))]
+        offered = [n for n, one in enumerate(self._candidates) if learned or one.blend == 0]
+        ratios = [np.ones(len(offered))]
         for kind in _kinds(purpose):
             if some[kind].any():
                 means = values[kind][:, some[kind], 0].mean(1)
-                ratios.append(means[1:] / max(means[0], _TINY))
-        return int(np.min(ratios[1:] or ratios, axis=0).argmax())
+                ratios.append(means[1:][offered] / max(means[0], _TINY))
+        return offered[int(np.min(ratios[1:] or ratios, axis=0).argmax())]
 
 
 def _kinds(purpose: Purpose) -> tuple[Kind, ...]:
@@ -187,32 +199,34 @@ def study(
     vectors: np.ndarray,
     classes: np.ndarray,
     others: np.ndarray,
+    starts: Sequence[Start],
     config: TeachingConfig,
     *,
     show_progress: bool = False,
 ) -> Study:
-    """Learn layers without held-out images, and search with these.
+    """Learn layers without the labels of held-out images, and search with these.
 
     Args:
         vectors: Labelled unit vectors, float32 [N, D].
-        classes: Class of each, int [N].
-        others: Vectors without a label, to which starts are fitted as well, float32 [M, D].
+        classes: Class of each, from 0, int [N].
+        others: Unit vectors without a label, which are searched as well, float32 [M, D].
+        starts: Starts as they are applied, fitted without labels to all images, held-out ones included.
         config: Settings.
         show_progress: Report progress on stderr.
 
     Raises:
         InputError: There are too few labelled images to learn from.
     """
-    found = Study(
-        [Candidate(power, blend) for power in config.powers for blend in config.blends], config.seed
-    )
+    found = Study([Candidate(start.power, blend) for start in starts for blend in config.blends], config.seed)
     parts = _Folds(classes, config)
+    if len(others) > _MOST_IMAGES:
+        others = np.random.default_rng(config.seed).choice(others, _MOST_IMAGES, replace=False)
+    searched = np.concatenate([vectors[parts.searched], others])
+    searched_classes = np.concatenate([classes[parts.searched], np.full(len(others), NO_CLASS)])
     for fold in range(config.folds):
         split = parts.split(fold)
         places = {kind: np.searchsorted(parts.searched, split.queries[kind]) for kind in KINDS}
-        searched, searched_classes = vectors[parts.searched], classes[parts.searched]
         values = {kind: [_values(searched, searched_classes, places[kind])] for kind in KINDS}
-        starts = fit_starts(np.concatenate([vectors[split.training], others]), config.powers, config.dim)
         for number, start in enumerate(starts):
             matrix = learn(
                 start.components(vectors[split.training]),
@@ -275,7 +289,7 @@ class _Folds:
         offset = random.integers(0, config.folds, len(sizes))
         self._image_fold = (ranks + offset[self._numbers]) % config.folds
         self._class_fold = np.full(len(sizes), -1)
-        if len(sizes) >= _FEWEST_CLASSES:
+        if len(sizes) >= FEWEST_CLASSES:
             self._class_fold[random.permutation(len(sizes))] = np.arange(len(sizes)) % config.folds
         self.searched = self._choose_searched(sizes, ranks)
         counts = np.bincount(self._numbers[self.searched], minlength=len(sizes))
@@ -285,7 +299,7 @@ class _Folds:
     def _choose_searched(self, sizes: np.ndarray, ranks: np.ndarray) -> np.ndarray:
         kept = np.minimum(sizes, _MOST_OF_A_CLASS)
         chosen = self._random.permutation(len(sizes))
-        chosen = chosen[: max(_FEWEST_CLASSES, int(np.searchsorted(np.cumsum(kept[chosen]), _MOST_IMAGES)))]
+        chosen = chosen[: max(FEWEST_CLASSES, int(np.searchsorted(np.cumsum(kept[chosen]), _MOST_IMAGES)))]
         return np.flatnonzero(np.isin(self._numbers, chosen) & (ranks < _MOST_OF_A_CLASS))
 
     def split(self, fold: int) -> _Split:
@@ -306,7 +320,7 @@ def _values(vectors: np.ndarray, classes: np.ndarray, places: np.ndarray) -> np.
     """Return the metrics of queries among all vectors, float64 [q, metrics]."""
     if not len(places):
         return np.empty((0, len(METRICS)))
-    most = int(np.bincount(classes).max())
+    most = int(np.bincount(classes[classes != NO_CLASS]).max())
     ranking = metrics.rank(
         vectors[places], classes[places], vectors, classes, k=min(most, len(vectors) - 1), own=places
     )
@@ -315,18 +329,13 @@ def _values(vectors: np.ndarray, classes: np.ndarray, places: np.ndarray) -> np.
 
 def _gain(kind: Kind, classes: np.ndarray, before: np.ndarray, after: np.ndarray) -> Gain | None:
     """Return the gain over queries, [q, metrics] before and after; `None` if there are too few."""
-    units, unit_of = np.unique(classes, return_inverse=True)
-    if len(classes) < _FEWEST_QUERIES or (kind == "unseen" and len(units) < _FEWEST_CLASSES):
+    count = len(np.unique(classes))
+    if len(classes) < FEWEST_QUERIES or (kind == "unseen" and count < FEWEST_CLASSES):
         return None
-    differences = after - before
-    if kind == "unseen":  # sums of each class, such that their mean is that of the queries
-        sums = np.stack([np.bincount(unit_of, column) for column in differences.T], 1)
-        intervals = bootstrap_intervals(sums * len(units) / len(classes))
-    else:
-        intervals = bootstrap_intervals(differences)
+    intervals = bootstrap_intervals(after - before, classes if kind == "unseen" else None)
     changes = {}
     for number, name in enumerate(METRICS):
         old, new = float(before[:, number].mean()), float(after[:, number].mean())
         low, high = intervals[number].tolist()
         changes[name] = Change(old, new, new - old, low, high)
-    return Gain(len(classes), len(units), changes)
+    return Gain(len(classes), count, changes)

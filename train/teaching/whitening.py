@@ -26,7 +26,8 @@ COPY_POWERS = (0.0, 0.25)
 DIMS = (512, 256, 128)  # and that of the vectors
 MOST_QUERIES = 1000
 FEWEST_QUERIES = 20
-FEWEST_CLASSES = 8
+FEWEST_CLASSES = 8  # an interval over fewer would be too narrow
+NO_CLASS = -1
 _FEW = 2  # vectors for each dimension, below which no dimension is left out
 
 
@@ -47,7 +48,8 @@ class WhiteningGain:
         metric: Name of the metric: "MRR" of the originals of copies, or "MAP@R" of labels.
         queries: Number of queries.
         before, after: Mean with the present vectors, and with the candidate chosen by the other half.
-        low, high: 95% interval of the difference, by the bootstrap over queries or over classes.
+        low, high: 95% interval of the difference, by the bootstrap: over images by copies (other images like
+            these), over classes by labels (other classes like these).
     """
 
     chosen: Whitening
@@ -103,17 +105,17 @@ def gain_by_copies(
     before = _reciprocal_ranks(vectors, copies, originals)
     after = [_reciprocal_ranks(layer(vectors), layer(copies), originals) for _, layer in found]
     values = np.stack([before, *after])
-    return _choose("MRR", values, np.arange(len(copies)), [one for one, _ in found], seed)
+    return _choose("MRR", values, None, [one for one, _ in found], seed)
 
 
 def gain_by_labels(
     vectors: np.ndarray, classes: np.ndarray, found: Sequence[tuple[Whitening, Layer]], seed: int = 0
 ) -> WhiteningGain:
-    """Choose the candidate with the best MAP@R of labelled images, divided into halves by class.
+    """Choose the candidate with the best MAP@R of labelled images among all, divided into halves by class.
 
     Args:
-        vectors: Unit vectors of labelled images, float32 [n, D].
-        classes: Class of each, int64 [n].
+        vectors: Unit vectors of all images, float32 [n, D].
+        classes: Class of each, int64 [n]; `NO_CLASS` without a label, which counts as wrong.
         found: Candidates, fitted without the labels.
         seed: Seed of queries and halves.
 
@@ -121,12 +123,12 @@ def gain_by_labels(
         InputError: There are too few images or classes with two images.
     """
     _, numbers, sizes = np.unique(classes, return_inverse=True, return_counts=True)
-    rows = np.flatnonzero(sizes[numbers] > 1)
+    rows = np.flatnonzero((sizes[numbers] > 1) & (classes != NO_CLASS))
     if len(np.unique(numbers[rows])) < FEWEST_CLASSES:
         raise InputError(f"labels: fewer than {FEWEST_CLASSES} classes have two images or more")
     random = np.random.default_rng([seed, 2])
     queries = np.sort(random.permutation(rows)[:MOST_QUERIES])
-    most = min(int(sizes.max()), len(vectors) - 1)
+    most = min(int(sizes[numbers[rows]].max()), len(vectors) - 1)
 
     def precision(moved: np.ndarray) -> np.ndarray:
         ranking = metrics.rank(moved[queries], numbers[queries], moved, numbers, k=most, own=queries)
@@ -145,26 +147,25 @@ def _reciprocal_ranks(vectors: np.ndarray, copies: np.ndarray, originals: np.nda
 
 
 def _choose(
-    metric: str, values: np.ndarray, units: np.ndarray, found: Sequence[Whitening], seed: int
+    metric: str, values: np.ndarray, classes: np.ndarray | None, found: Sequence[Whitening], seed: int
 ) -> WhiteningGain:
     """Choose a candidate and measure the choice.
 
     Args:
         metric: Name of the metric.
         values: Metric of the queries with the present vectors and with each candidate, [1 + candidates, q].
-        units: Class or number of each query, int [q]; a unit is in one half.
+        classes: Class of each query, int [q]; a class is in one half. `None` to divide the queries.
         found: Candidates.
         seed: Seed of the division into halves.
     """
     if values.shape[1] < FEWEST_QUERIES:
         raise InputError(f"only {values.shape[1]} images can be searched with; {FEWEST_QUERIES} are needed")
-    names, unit_of = np.unique(units, return_inverse=True)
-    halves = (np.random.default_rng([seed, 3]).permutation(len(names)) % 2).astype(bool)[unit_of]
+    units = np.arange(values.shape[1]) if classes is None else np.unique(classes, return_inverse=True)[1]
+    halves = (np.random.default_rng([seed, 3]).permutation(units.max() + 1) % 2).astype(bool)[units]
     best = [int(values[1:, halves == half].mean(1).argmax()) for half in (False, True)]
     chosen = np.where(halves, best[0], best[1])  # each by the other half
     after = values[1 + chosen, np.arange(len(chosen))]
-    differences = np.bincount(unit_of, after - values[0]) * len(names) / len(units)
-    ((low, high),) = bootstrap_intervals(differences[:, None]).tolist()
+    ((low, high),) = bootstrap_intervals((after - values[0])[:, None], classes).tolist()
     return WhiteningGain(
         found[int(values[1:].mean(1).argmax())],
         metric,

@@ -15,7 +15,7 @@ from retrieval.storage.records import FileStamp, NewItem
 from tests.retrieval.filling import small_gallery
 from train.teaching.labels import join_pairs, read_lesson
 from train.teaching.layers import fit_starts, learn, learn_layer
-from train.teaching.measuring import METRICS, study
+from train.teaching.measuring import METRICS, Study, study
 from train.teaching.settings import TeachingConfig, explain_teaching, parse_teaching
 
 DIM, SIGNAL = 48, 6  # dimension of the small model; leading dimensions that the classes differ in
@@ -37,6 +37,15 @@ def config(*texts: str) -> TeachingConfig:
     from train.settings import parse_changes
 
     return parse_teaching(parse_changes([*QUICK, *texts]))
+
+
+def studied(
+    vectors: np.ndarray, classes: np.ndarray, settings: TeachingConfig, others: np.ndarray | None = None
+) -> Study:
+    """Return the study of labelled vectors and others, with the starts fitted to all of them."""
+    others = vectors[:0] if others is None else others
+    starts = fit_starts(np.concatenate([vectors, others]), settings.powers, settings.dim)
+    return study(vectors, classes, others, starts, settings)
 
 
 def test_starts(tmp_path: Path) -> None:
@@ -64,7 +73,7 @@ def test_learned_layer_and_blends() -> None:
     (start,) = fit_starts(vectors, (0.0,), DIM)
     matrix = learn(start.components(vectors), classes, start.learned, config())
     assert np.array_equal(start.blended(matrix, 0).weight, start.layer.weight)
-    same = learn_layer(vectors, classes, vectors[:0], 0.0, 1.0, config())
+    same = learn_layer(vectors, classes, start, 1.0, config())
     assert np.allclose(start.blended(matrix, 1).weight, same.weight, atol=1e-5)
     signal = np.linalg.norm(same.weight[:, :SIGNAL], axis=0).mean()
     assert signal > 1.3 * np.linalg.norm(same.weight[:, SIGNAL:], axis=0).mean()
@@ -73,7 +82,7 @@ def test_learned_layer_and_blends() -> None:
 def test_gain_is_proven_for_both_kinds() -> None:
     """The classes share their dimensions, so that what is learned holds for other classes."""
     vectors, classes = classes_in_noise(40, 8)
-    found = study(vectors, classes, vectors[:0], config())
+    found = studied(vectors, classes, config())
     best = found.conclude("both")
     assert best.is_accepted
     assert best.chosen.blend > 0
@@ -87,22 +96,52 @@ def test_gain_is_proven_for_both_kinds() -> None:
         assert change.after - change.before == pytest.approx(change.difference)
 
 
+def test_what_is_measured_is_what_is_applied() -> None:
+    """The start alone: its values are those of its layer in the whole gallery, by brute force."""
+    vectors, classes = classes_in_noise(30, 4)  # few images, so that the fit depends on each of them
+    labelled = np.isin(classes, np.arange(18))
+    mine, others = vectors[labelled], vectors[~labelled]
+    settings = config("powers=[1.0]", "blends=[0.0]", "steps=1")
+    gains = studied(mine, classes[labelled], settings, others).conclude("unseen").gains
+    whitened = learn_layer(
+        mine, classes[labelled], fit_starts(np.concatenate([mine, others]), (1.0,), DIM)[0], 0.0, settings
+    )
+
+    def precision(moved: np.ndarray) -> float:
+        cosines = moved @ moved.T
+        np.fill_diagonal(cosines, -2)
+        values = []
+        for row in np.flatnonzero(labelled):
+            right = (classes == classes[row])[np.argsort(-cosines[row])[:3]]
+            values.append((right * np.cumsum(right) / np.arange(1, 4)).sum() / 3)
+        return float(np.mean(values))
+
+    unseen = gains["unseen"]
+    assert unseen is not None
+    assert unseen.queries == labelled.sum()
+    change = unseen.metrics[METRICS[0]]
+    assert change.before == pytest.approx(precision(vectors))
+    assert change.after == pytest.approx(precision(whitened(vectors)))
+    assert change.after != pytest.approx(change.before, abs=1e-3)
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_labels_at_random_are_refused(seed: int) -> None:
     random = np.random.default_rng(seed)
     vectors, classes = classes_in_noise(20, 8, seed)
-    found = study(vectors, random.permutation(classes), vectors[:0], config("steps=20"))
+    found = studied(vectors, random.permutation(classes), config("steps=20"))
     for purpose in ("known", "unseen", "both"):
         assert not found.conclude(purpose).is_accepted
 
 
 def test_too_few_labels() -> None:
-    vectors, classes = classes_in_noise(3, 4)
-    found = study(vectors, classes, vectors[:0], config("steps=2")).conclude("both")
+    vectors, classes = classes_in_noise(7, 4)  # intervals over so few classes would be too narrow
+    found = studied(vectors, classes, config("steps=2")).conclude("both")
+    assert found.gains["known"] is not None
     assert found.gains["unseen"] is None
     assert not found.is_accepted
     with pytest.raises(InputError, match="two classes or more"):
-        study(vectors, np.zeros(len(vectors), int), vectors[:0], config())
+        studied(vectors, np.zeros(len(vectors), int), config())
 
 
 def test_settings() -> None:
@@ -111,7 +150,7 @@ def test_settings() -> None:
         config("stepz=3")
     vectors, classes = classes_in_noise(4, 4)
     with pytest.raises(InputError, match=r"^loss: .*tripled"):
-        study(vectors, classes, vectors[:0], config("loss=tripled", "loss={name: tripled}"))
+        studied(vectors, classes, config("loss=tripled", "loss={name: tripled}"))
     assert "steps = 300" in explain_teaching()
 
 
@@ -166,6 +205,36 @@ def test_command(gallery: Gallery, tmp_path: Path, capsys: pytest.CaptureFixture
     assert np.array_equal(Gallery(folder).snapshot.vectors(np.arange(320)), before)
     _, err = run(capsys, folder, "--undo", code=2)
     assert "nothing to undo" in err
+
+
+def test_losses_and_the_start_alone_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A layer for known classes alone costs others; whitening alone, of which only this profits, is named."""
+    random = np.random.default_rng(0)
+    gallery, classes = small_gallery(tmp_path), np.repeat(np.arange(40), 6)
+    vectors = random.standard_normal((40, DIM))[classes] + 0.9 * random.standard_normal((240, DIM))
+    vectors[:, :4] += 6 * random.standard_normal((240, 4))  # a nuisance, which whitening reduces
+    vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    items = [
+        NewItem(FileStamp("/photos", f"{row}.jpg", 1, 1, f"c{number}"), "", 4, 3)
+        for row, number in enumerate(classes.tolist())
+    ]
+    with gallery.store.writing():
+        gallery.store.commit(vectors, items)
+    words = [str(gallery.folder), "--dry-run", "--for", "known"]
+    for setting in ("steps=60", "folds=2", "powers=[0.5]"):
+        words += ["--set", setting]
+    facts, _ = run(capsys, *words)
+    known, unseen = (facts["gains"][kind]["metrics"]["map_at_r"] for kind in ("known", "unseen"))
+    alone = facts["adapt"]["metrics"]["map_at_r"]
+    assert known["low"] > 0
+    assert alone["difference"] > max(unseen["difference"], 0)
+    lost = [text for text in facts["warnings"] if "MAP@R" in text]
+    assert len(lost) == (unseen["high"] < 0)
+    with pytest.raises(SystemExit):
+        main(["teach", *words])
+    out = capsys.readouterr().out
+    assert f"`lookalike adapt {gallery.folder}`, which needs no labels, gains more" in out
+    assert all(text in out for text in facts["warnings"])
 
 
 def test_tables(gallery: Gallery, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
