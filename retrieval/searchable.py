@@ -15,7 +15,7 @@ from retrieval.errors import InputError
 from retrieval.faiss_backend import CpuBackend, backend_for
 from retrieval.images.load import ImageSource
 from retrieval.inference.runtime import Runtime
-from retrieval.search.calibration import DEPTH, Calibration, CalibrationFile, summary
+from retrieval.search.calibration import DEPTH, SAME, Calibration, CalibrationFile, summary
 from retrieval.search.embeddings import StoredEmbeddings
 from retrieval.search.query import MOST_CANDIDATES, SearchOptions
 from retrieval.search.vectors import bounded_cosine
@@ -27,6 +27,8 @@ from retrieval.storage.manifest import Manifest
 from retrieval.storage.paths import ItemPaths
 from retrieval.storage.records import BadFile, StoredItem, Value
 from retrieval.storage.schema import BUILT_IN
+
+_COPIES = 2  # of the picture of a query, which are searched for beside its nearest images
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,8 @@ class Hit(Item):
 
     Attributes:
         score: Cosine similarity to the query, unless re-ranked; see `retrieval.search.query.RERANKS`.
-        probability: Probability that it shows the same thing as the query; `None` in a gallery that is not
-            calibrated, and if re-ranked. See `retrieval.search.calibration`.
+        probability: Probability that it shows the same thing as the query, 1 if it is the same picture;
+            `None` in a gallery that is not calibrated, and if re-ranked. See `retrieval.search.calibration`.
     """
 
     score: float = 0.0
@@ -279,11 +281,21 @@ class SearchableGallery(ABC):
                 what = f"{self.folder}: the gallery is not calibrated, so its hits have no probabilities"
                 raise InputError(f"{what}; run `lookalike calibrate {self.folder}`")
             return self._nearest(queries, options, own)
+        asked = DEPTH + _COPIES
         if options.where is None and options.group_by is None and options.min_score is None:
-            found = near = self._nearest(queries, replace(options, k=max(options.k, DEPTH)), own)
+            asked = max(options.k, asked)
+            found = near = self._nearest(queries, replace(options, k=asked), own)
         else:
             found = self._nearest(queries, options, own)
-            near = self._nearest(queries, SearchOptions(DEPTH, exclude=options.exclude), own)
+            near = self._nearest(queries, SearchOptions(asked, exclude=options.exclude), own)
+        # Where the picture of a query is there more often, the nearest others are further down.
+        near, short = [*near], list(range(len(near)))
+        while short := [n for n in short if len(near[n]) == asked and near[n][-DEPTH].score >= SAME]:
+            asked *= 4
+            wider = SearchOptions(asked, exclude=options.exclude)
+            deeper = self._nearest(queries[short], wider, own and [own[n] for n in short])
+            for n, hits in zip(short, deeper, strict=True):
+                near[n] = hits
         return _with_probabilities(found, near, calibration, options)
 
     def _in_order(
@@ -486,7 +498,8 @@ def _with_probabilities(
 
     Args:
         found: Hits of each query.
-        near: Hits of each query in the whole gallery, at least `DEPTH` if there are as many.
+        near: Hits of each query in the whole gallery, at least `DEPTH` that are not its own picture, if there
+            are as many.
         calibration: Calibration.
         options: Search options.
     """
@@ -494,7 +507,7 @@ def _with_probabilities(
     if not any(kept):
         return kept
     scores = np.array([hit.score for hits in kept for hit in hits])
-    queries = [summary([hit.score for hit in some]) if some else (0.0, 0.0, 0.0) for some in near]
+    queries = [summary([hit.score for hit in some]) for some in near]
     nearest = np.repeat(np.array(queries), [*map(len, kept)], axis=0)
     probabilities = iter(calibration.probabilities(scores, nearest).tolist())
     lowest = options.min_probability or 0.0

@@ -40,8 +40,8 @@ class Hit(Image):
 
     Attributes:
         score: Similarity, 1 for the same image.
-        probability: Probability that it shows the same thing as the query; `None` in a gallery that is not
-            calibrated, and with re-ranking.
+        probability: Probability that it shows the same thing as the query, 1 if it is the same picture;
+            `None` in a gallery that is not calibrated, and with re-ranking.
         gallery: Name of its gallery, if several were searched.
     """
 

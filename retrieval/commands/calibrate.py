@@ -27,6 +27,7 @@ from retrieval.text import align_columns
 
 _GALLERY = "gallery"
 _HIGH = 0.05  # calibration error that deserves a warning
+_COPIES = "queries whose picture is in the gallery, or a changed copy of it"
 
 
 @click.command()
@@ -84,10 +85,11 @@ def calibrate(
     TABLE has one of the columns id, key and path, and the column label; or decisions on pairs: a and b, two
     images by id or key, and same, 1 or 0.
 
-    Each labelled image is searched for twice: without itself, and without its class, as if the gallery had
-    nothing like it. The quality that is printed is that on classes which were held out. The calibration is
-    kept in the gallery folder. It is ignored when the model changes, and reported as old when the gallery has
-    grown or shrunk by half: calibrate again.
+    Each labelled image is searched for without itself; without its class, as if the gallery had nothing like
+    it; and with itself, also as a changed copy. A hit that is the picture of the query has a probability of
+    1. The quality that is printed is that on classes which were held out. The calibration is kept in the
+    gallery folder. It is ignored when the model changes, and reported as old when the gallery has grown or
+    shrunk by half: calibrate again.
     """
     if report is not None:
         check_suffix(report, ".html")
@@ -123,6 +125,7 @@ def _lines(calibration: Calibration, quality: Quality) -> Iterator[str]:
     rows: list[tuple[str, float, str]] = [
         ("calibration error", quality.ece, f"{BINS} bins; by chance {chance}; folds {low} to {high}"),
         ("of the best hit", quality.ece_of_best, ""),
+        *([] if quality.ece_of_copies is None else [("of copies", quality.ece_of_copies, _COPIES)]),
         ("Brier score", quality.brier, share),
         ("highest probability", calibration.ceiling, ""),
     ]

@@ -150,7 +150,8 @@ def search(
     those of two images, and have no probability.
 
     After `lookalike calibrate`, the probability that a hit shows the same thing is printed beside its score,
-    and --min-probability answers that there is nothing like the query in the gallery if no hit reaches it.
+    or "same" if it is the picture of the query itself; --min-probability answers that there is nothing like
+    the query in the gallery if no hit reaches it.
     Hits of re-ranking have no probability.
 
     CONDITION compares columns with = != < <= > >=, in (...), like, between, is null and is not null, and
@@ -211,7 +212,7 @@ def search(
         if len(hits) < k and not options.is_nothing_like_it(hits):
             print_status(f"{query.name}: found {len(hits)} of {k}: {_why_fewer(options)}")
     print_status(f"embedded in {embed_ms:.1f} ms, searched {len(target)} images in {search_ms:.1f} ms")
-    _warn_of_growth(target)
+    _warn_of_age(target)
     if sheet is not None:
         note = f"Below each image: {RERANKS[rerank]}, label and metadata."
         write_sheet(sheet, f"{gallery.name}: search results", note, [_row(*answer) for answer in answers])
@@ -287,7 +288,7 @@ def _lines(hits: Sequence[Hit]) -> list[str]:
         [
             str(rank),
             f"{hit.score:.4f}",
-            *([] if hit.probability is None else [f"{hit.probability:.0%}"]),
+            *([] if hit.probability is None else [_percent(hit.probability)]),
             str(hit.id),
             hit.label or "-",
             hit.path or hit.key,
@@ -306,12 +307,18 @@ def _best_of(gallery: SearchableGallery, query: _Query, options: SearchOptions) 
     return f": the best hit has a probability of {best[0].probability:.0%}" if best else ""
 
 
-def _warn_of_growth(gallery: SearchableGallery) -> None:
-    """Warn if the calibration of a gallery is of one of another size."""
+def _warn_of_age(gallery: SearchableGallery) -> None:
+    """Warn if the calibration of a gallery is of one of another size, or of an earlier version."""
     found = gallery.calibration
-    if found is not None and found.is_stale(len(gallery)):
-        what = f"calibrated with {found.images:,} images, and has {len(gallery):,} now"
-        print_status(f"{gallery.folder}: {what}; run `lookalike calibrate {gallery.folder}` again")
+    if found is None:
+        return
+    what = []
+    if found.is_stale(len(gallery)):
+        what.append(f"calibrated with {found.images:,} images, and has {len(gallery):,} now")
+    if not found.knows_copies:
+        what.append("calibrated by an earlier version, whose probabilities are too high for copies")
+    for one in what:
+        print_status(f"{gallery.folder}: {one}; run `lookalike calibrate {gallery.folder}` again")
 
 
 def _facts(hit: Hit) -> str:
@@ -319,8 +326,16 @@ def _facts(hit: Hit) -> str:
 
 
 def _score(hit: Hit) -> str:
-    """Return the score of a hit with three digits, and its probability."""
-    return f"{hit.score:.3f}" + ("" if hit.probability is None else f", probability {hit.probability:.0%};")
+    """Return the score of a hit with three digits, and its probability, for a sheet."""
+    if hit.probability is None:
+        return f"{hit.score:.3f}"
+    what = "same picture" if hit.probability == 1 else f"probability {hit.probability:.0%}"
+    return f"{hit.score:.3f}, {what};"
+
+
+def _percent(probability: float) -> str:
+    """Return a probability in percent; of the picture of the query, whose probability is 1, what it is."""
+    return "same" if probability == 1 else f"{probability:.0%}"
 
 
 def _row(query: _Query, hits: Sequence[Hit]) -> SheetRow:

@@ -2,15 +2,17 @@
 
 The population is what users see: the first hits of a query, not random pairs. With labels, each query is an
 item of the gallery, and its hits are judged twice: without the item itself, and without its whole class, as
-if the gallery had nothing like it. The share of such queries is an assumption. Classes are divided into
-folds: the numbers on quality come from classes that the regression was not fitted to.
+if the gallery had nothing like it. The share of such queries is an assumption. Beside them, queries whose
+picture is in the gallery are fitted to: the item with itself in the gallery, and a changed copy of it. Such
+copies are simulated on the vectors, so that no image is read. Classes are divided into folds: the numbers on
+quality come from classes that the regression was not fitted to.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,7 +27,7 @@ from retrieval.metrics.calibration import (
     reliability,
 )
 from retrieval.progress import Progress
-from retrieval.search.calibration import DEPTH, Calibration, features, logistic, summary
+from retrieval.search.calibration import DEPTH, SAME, Calibration, features, logistic, summary
 from retrieval.search.query import SearchOptions
 from retrieval.searchable import Hit, SearchableGallery
 
@@ -38,6 +40,13 @@ _MOST = 2048  # hits of a search that looks beyond the class of its query
 _RIDGE = 1.0  # on the weights of standardized features, for small galleries
 _CEILING_RIDGE, _CEILING_START = 0.05, 2.0  # of the logit of the ceiling
 _LEAST = 20  # right hits, and wrong ones
+COPIES = 1.0  # weight of queries whose picture is in the gallery, half of them changed, to that of the others
+_FARTHEST = 0.8  # square of the lowest cosine of a changed copy
+
+
+# Kinds of queries: an item without itself; without its class; with itself; a changed copy of it.
+PRESENT, ABSENT_CLASS, SAME_PICTURE, CHANGED = range(4)
+KINDS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,12 +55,11 @@ class JudgedHits:
 
     Attributes:
         scores: Cosines, float64 [n].
-        nearest: `summary` of the query of each hit, float64 [n, 3].
+        nearest: `summary` of the query of each hit, float64 [n, 5].
         right: Whether it shows the same thing as the query, bool [n].
         weights: Weights, float64 [n], with a mean of 1.
-        queries: Number of the query, int64 [n]; that without its class is another one.
+        queries: Number of the query, int64 [n]: of each item `KINDS` of them, in the order of the kinds.
         groups: Class of the query, int64 [n].
-        absent: Whether the query is one without its class, bool [n].
     """
 
     scores: np.ndarray
@@ -60,23 +68,36 @@ class JudgedHits:
     weights: np.ndarray
     queries: np.ndarray
     groups: np.ndarray
-    absent: np.ndarray
 
     def __getitem__(self, which: np.ndarray) -> JudgedHits:
         return JudgedHits(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
 
     @property
     def features(self) -> np.ndarray:
-        """Features of the regression, float64 [n, 4]."""
+        """Features of the regression, float64 [n, 6]."""
         return features(self.scores, self.nearest)
 
+    @property
+    def kinds(self) -> np.ndarray:
+        """Kind of the query of each hit, int64 [n], from `PRESENT` to `CHANGED`."""
+        return self.queries % KINDS
+
+    @property
+    def is_copied(self) -> np.ndarray:
+        """Whether the picture of the query is in the gallery, bool [n]."""
+        return self.kinds >= SAME_PICTURE
+
     def with_absent(self, share: float) -> JudgedHits:
-        """Return the hits with weights such that a share of the queries is without its class."""
-        count = [len(np.unique(self.queries[self.absent == part])) for part in (False, True)]
-        each = [(1 - share) / max(count[0], 1), share / max(count[1], 1)] if all(count) else [1.0, 1.0]
-        weights = np.where(self.absent, each[1], each[0])
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return JudgedHits(**{**values, "weights": weights / weights.mean()})
+        """Return the hits with weights such that a share of the queries is without its class.
+
+        Those whose picture is in the gallery are beside these, with a weight of their own.
+        """
+        count = np.bincount(np.unique(self.queries) % KINDS, minlength=KINDS)
+        if not count[PRESENT] or not count[ABSENT_CLASS]:
+            return self
+        wanted = np.array([1 - share, share, COPIES / 2, COPIES / 2])
+        weights = (wanted / np.maximum(count, 1))[self.kinds]
+        return replace(self, weights=weights / weights.mean())
 
 
 @dataclass(frozen=True)
@@ -111,6 +132,8 @@ class Quality:
         ece_by_chance: What it would be if each hit were right with its probability, independently.
         ece_of_folds: It on each fold.
         ece_of_best: It of the best hit of each query.
+        ece_of_copies: It of queries whose picture is in the gallery, half of them changed copies of it; they
+            are in no other number. `None` with decisions.
         brier: Brier score.
         brier_of_share: Brier score of the share of right hits as the probability of all.
         reliability: Bins of the reliability diagram.
@@ -124,6 +147,7 @@ class Quality:
     ece_by_chance: float
     ece_of_folds: list[float]
     ece_of_best: float
+    ece_of_copies: float | None
     brier: float
     brier_of_share: float
     reliability: list[Bin]
@@ -164,11 +188,10 @@ def calibrate(
         raise InputError(f"{what}; check the labels, or train the model")
     quality = cross_validate(hits)
     numbers = {"queries": quality.queries, "classes": quality.classes, "ece": round(quality.ece, 5)}
-    first, best, mean, last = curve.weights.tolist()
     calibration = Calibration(
         fingerprint=gallery.fingerprint,
         images=len(gallery),
-        weights=(first, best, mean, last),
+        weights=tuple(curve.weights.tolist()),
         offset=curve.offset,
         ceiling=curve.ceiling,
         absent=absent,
@@ -188,9 +211,11 @@ def judged_hits(
     queries: int = QUERIES,
     show_progress: bool = False,
 ) -> JudgedHits:
-    """Search with labelled items, and return their first hits: without the item, and without its class.
+    """Search with labelled items and with changed copies of them, and return their first hits.
 
-    Hits without a label are left out: it is not known whether they are right.
+    Each item is searched for without itself, without its class, and with itself, whose hits are the first
+    ones but count as those of its picture. Hits without a label are left out: it is not known whether they
+    are right. The picture of a query itself is left out as well.
 
     Args:
         gallery: The gallery.
@@ -212,29 +237,38 @@ def judged_hits(
         own = [labels[number] for number in ids.tolist()]
         sizes = Counter(labels.values())
     classes = {label: number for number, label in enumerate(dict.fromkeys(own))}
+    copies = change(vectors)
     rows = _Rows()
+
+    def known(hits: Sequence[Hit]) -> list[str | None]:
+        return [hit.label if labels is None else labels.get(hit.id) for hit in hits]
+
     with Progress("searching", len(ids), "queries", show=show_progress) as progress:
         for start in range(0, len(ids), _BATCH):
             some = range(start, min(start + _BATCH, len(ids)))
+            options = SearchOptions(DEPTH + 1, calibrated=False)
+            for row, hits in zip(some, gallery.find(copies[some], options), strict=True):
+                rows.add(hits, known(hits), own[row], KINDS * row + CHANGED, classes[own[row]])
             wanted, depth = list(some), 2 * DEPTH + 1
             while wanted:
                 options = SearchOptions(depth, calibrated=False)
                 deeper = []
                 for row, hits in zip(wanted, gallery.find(vectors[wanted], options), strict=True):
                     others = [hit for hit in hits if hit.id != ids[row]]
-                    known = [hit.label if labels is None else labels.get(hit.id) for hit in others]
-                    beyond = [at for at, label in enumerate(known) if label != own[row]]
+                    labels_of = known(others)
+                    beyond = [at for at, label in enumerate(labels_of) if label != own[row]]
                     if len(beyond) < DEPTH and len(hits) == depth and depth < _MOST:
                         deeper.append(row)
                         continue
-                    group = classes[own[row]]
+                    group, query = classes[own[row]], KINDS * row
                     if sizes[own[row]] > 1:
-                        rows.add(others, known, own[row], 2 * row, group)
+                        rows.add(others, labels_of, own[row], query + PRESENT, group)
+                    rows.add(others, labels_of, own[row], query + SAME_PICTURE, group)
                     rows.add(
                         [others[at] for at in beyond],
-                        [known[at] for at in beyond],
+                        [labels_of[at] for at in beyond],
                         own[row],
-                        2 * row + 1,
+                        query + ABSENT_CLASS,
                         group,
                     )
                 wanted, depth = deeper, min(4 * depth, _MOST)
@@ -242,35 +276,58 @@ def judged_hits(
     return rows.hits()
 
 
+def change(vectors: np.ndarray, seed: int = 0) -> np.ndarray:
+    """Return a changed copy of each vector, as of a picture that was scaled, compressed or cropped.
+
+    It is moved into the direction in which two other vectors differ. The square of its cosine with the
+    original is uniform from 0.8 to 1; docs/calibration.md has those of real copies.
+
+    Args:
+        vectors: Unit vectors, float32 [n, D].
+        seed: Seed.
+    """
+    random = np.random.default_rng(seed)
+    order = random.permutation(len(vectors))
+    away = vectors[order] - vectors[np.roll(order, 1)]
+    away -= np.einsum("nd,nd->n", away, vectors)[:, None] * vectors
+    squares = random.uniform(_FARTHEST, 1, (len(vectors), 1)).astype(np.float32)
+    return _unit(np.sqrt(squares) * vectors + np.sqrt(1 - squares) * _unit(away))
+
+
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    """Return vectors divided by their norm, if that is not 0."""
+    norm = np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit: np.ndarray = vectors / np.maximum(norm, np.finfo(np.float32).tiny)
+    return unit
+
+
 class _Rows:
     """Judged hits, collected query by query."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[float, float, float, float, bool, int, int]] = []
+        self._rows: list[tuple[float, ...]] = []
 
     def add(
         self, hits: Sequence[Hit], labels: Sequence[str | None], own: str, query: int, group: int
     ) -> None:
-        """Add the first hits of a query; odd numbers are of queries without their class."""
-        if not hits:
-            return
-        near = summary([hit.score for hit in hits])
-        for hit, label in zip(hits[:DEPTH], labels[:DEPTH], strict=True):
+        """Add the first hits of a query that are not its own picture."""
+        *near, copied = summary([hit.score for hit in hits])
+        copied = max(copied, float(query % KINDS == SAME_PICTURE))
+        first = [(hit.score, label) for hit, label in zip(hits, labels, strict=True) if hit.score < SAME]
+        for score, label in first[:DEPTH]:
             if label:
-                self._rows.append((hit.score, *near, label == own, query, group))
+                self._rows.append((score, *near, copied, label == own, query, group))
 
     def hits(self) -> JudgedHits:
         """Return all hits, with equal weights."""
-        table = np.array(self._rows, np.float64).reshape(-1, 7)
-        query = table[:, 5].astype(np.int64)
+        table = np.array(self._rows, np.float64).reshape(-1, 9)
         return JudgedHits(
             scores=table[:, 0],
-            nearest=table[:, 1:4],
-            right=table[:, 4] > 0,
+            nearest=table[:, 1:6],
+            right=table[:, 6] > 0,
             weights=np.ones(len(table)),
-            queries=query,
-            groups=table[:, 6].astype(np.int64),
-            absent=query % 2 == 1,
+            queries=table[:, 7].astype(np.int64),
+            groups=table[:, 8].astype(np.int64),
         )
 
 
@@ -291,12 +348,11 @@ def _hits_of_pairs(gallery: SearchableGallery, pairs: Sequence[tuple[int, int, b
     groups = _components(ids, [(a, b) for a, b, same in known if same])
     return JudgedHits(
         scores=np.array([stored[a] @ stored[b] for a, b, _ in known], np.float64),
-        nearest=np.array([near[a] for a, _, _ in known], np.float64).reshape(-1, 3),
+        nearest=np.array([near[a] for a, _, _ in known], np.float64).reshape(-1, 5),
         right=np.array([same for *_, same in known], bool),
         weights=np.ones(len(known)),
-        queries=2 * np.array([a for a, _, _ in known], np.int64),
+        queries=KINDS * np.array([a for a, _, _ in known], np.int64) + PRESENT,
         groups=np.array([groups[a] for a, _, _ in known], np.int64),
-        absent=np.zeros(len(known), bool),
     )
 
 
@@ -316,6 +372,7 @@ def _components(items: Sequence[int], pairs: Sequence[tuple[int, int]]) -> dict[
 
 def check_enough(hits: JudgedHits, where: str) -> None:
     """Raise an `InputError` if hits are too few to fit and test a calibration."""
+    hits = hits[~hits.is_copied]
     right, groups = int(hits.right.sum()), len(np.unique(hits.groups))
     wrong = len(hits.right) - right
     if min(right, wrong) < _LEAST or groups < FOLDS:
@@ -336,7 +393,7 @@ class Curve:
     ceiling: float
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Return the probabilities, float64 [n], of features, float64 [n, 4]."""
+        """Return the probabilities, float64 [n], of features, float64 [n, 6]."""
         found: np.ndarray = self.ceiling * logistic(x @ self.weights + self.offset)
         return found
 
@@ -362,8 +419,8 @@ def fit(hits: JudgedHits) -> Curve:
     share = np.clip(np.average(y, weights=w), 1e-6, 1 - 1e-6)
     start = np.array([0.0] * x.shape[1] + [np.log(share / (1 - share)), _CEILING_START])
     beta = minimize(loss, start, jac=True, method="BFGS").x
-    weights = beta[:4] / scale
-    return Curve(weights, float(beta[4] - weights @ mean), float(logistic(beta[5])))
+    weights = beta[:-2] / scale
+    return Curve(weights, float(beta[-2] - weights @ mean), float(logistic(beta[-1])))
 
 
 # ---- quality
@@ -384,23 +441,28 @@ def cross_validate(hits: JudgedHits, seed: int = 0) -> Quality:
     for fold in range(FOLDS):
         held = folds == fold
         probabilities[held] = fit(hits[~held])(hits[held].features)
+        held &= ~hits.is_copied
         errors.append(calibration_error(probabilities[held], hits.right[held], hits.weights[held]))
     return measure(hits, probabilities, errors)
 
 
 def measure(hits: JudgedHits, probabilities: np.ndarray, errors: list[float]) -> Quality:
     """Return the quality of probabilities, float64 [n], of held-out hits, with the errors of the folds."""
+    copied = hits.is_copied
+    of_copies = calibration_error(probabilities[copied], hits.right[copied]) if copied.any() else None
+    hits, probabilities = hits[~copied], probabilities[~copied]
     right, weights = hits.right, hits.weights
     best = best_of_each(hits.queries, hits.scores)
     share = np.full(len(right), np.average(right, weights=weights))
     return Quality(
-        queries=len(np.unique(hits.queries // 2)),
+        queries=len(np.unique(hits.queries // KINDS)),
         classes=len(np.unique(hits.groups)),
         hits=len(right),
         ece=calibration_error(probabilities, right, weights),
         ece_by_chance=error_by_chance(probabilities, weights),
         ece_of_folds=errors,
         ece_of_best=calibration_error(probabilities[best], right[best], weights[best]),
+        ece_of_copies=of_copies,
         brier=brier_score(probabilities, right, weights),
         brier_of_share=brier_score(share, right, weights),
         reliability=reliability(probabilities, right, weights),
@@ -418,8 +480,8 @@ def best_of_each(queries: np.ndarray, scores: np.ndarray) -> np.ndarray:
 
 def _threshold(hits: JudgedHits, probabilities: np.ndarray, best: np.ndarray, lowest: float) -> Threshold:
     reached = probabilities >= lowest
-    there = best[~hits.absent[best]]
-    gone = best[hits.absent[best]]
+    gone = hits.kinds[best] == ABSENT_CLASS
+    there, gone = best[~gone], best[gone]
     return Threshold(
         probability=lowest,
         hits=float(np.average(reached, weights=hits.weights)),

@@ -507,8 +507,8 @@ class Hit(Image):
 
     score: float = Field(description="Similarity; 1 for the same image.", examples=[0.93])
     probability: float | None = Field(
-        description="Probability that it shows the same thing as the query; null in a gallery that is not "
-        "calibrated, and with re-ranking.",
+        description="Probability that it shows the same thing as the query, 1 if it is the same picture; "
+        "null in a gallery that is not calibrated, and with re-ranking.",
         examples=[0.87],
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,20 @@ from sklearn.linear_model import LogisticRegression
 
 from retrieval import Gallery
 from retrieval.errors import InputError, LookalikeError
-from retrieval.evaluation.calibration import JudgedHits, calibrate, fit, judged_hits
+from retrieval.evaluation.calibration import (
+    ABSENT_CLASS,
+    COPIES,
+    KINDS,
+    SAME_PICTURE,
+    JudgedHits,
+    calibrate,
+    change,
+    fit,
+    judged_hits,
+)
 from retrieval.ingest.judgements import Judgements, read_judgements
 from retrieval.metrics.calibration import calibration_error, error_by_chance, reliability
-from retrieval.search.calibration import DEPTH, NAME, write_calibration
+from retrieval.search.calibration import DEPTH, NAME, SAME, write_calibration
 from retrieval.search.query import SearchOptions
 from retrieval.storage.records import FileStamp, NewItem
 from tests.conftest import lookalike_here
@@ -26,13 +37,26 @@ CLASSES, EACH = 24, 6
 @pytest.fixture(scope="module")
 def gallery(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
     """Clusters that overlap, so that some hits are wrong."""
-    random = np.random.default_rng(3)
-    points = np.repeat(random.standard_normal((CLASSES, DIM)), EACH, 0)
+    return filled(tmp_path_factory.mktemp("calibration") / "g", clusters(CLASSES, EACH, 3), EACH)
+
+
+def clusters(classes: int, each: int, seed: int) -> np.ndarray:
+    random = np.random.default_rng(seed)
+    points = np.repeat(random.standard_normal((classes, DIM)), each, 0)
     points += 1.1 * random.standard_normal(points.shape)
-    vectors = (points / np.linalg.norm(points, axis=1, keepdims=True)).astype(np.float32)
-    stamps = [FileStamp("/images", f"{n}.jpg", 1, 1, f"c{n // EACH}") for n in range(len(vectors))]
+    return normalized(points)
+
+
+def normalized(points: np.ndarray) -> np.ndarray:
+    unit: np.ndarray = (points / np.linalg.norm(points, axis=1, keepdims=True)).astype(np.float32)
+    return unit
+
+
+def filled(folder: Path, vectors: np.ndarray, each: int) -> Gallery:
+    """Return a gallery of vectors, of which so many follow each other in a class."""
+    stamps = [FileStamp("/images", f"{n}.jpg", 1, 1, f"c{n // each}") for n in range(len(vectors))]
     items = [NewItem(stamp, f"{n:064x}", 4, 3) for n, stamp in enumerate(stamps)]
-    gallery = bare_gallery(tmp_path_factory.mktemp("calibration") / "g")
+    gallery = bare_gallery(folder)
     with gallery.store.writing():
         gallery.store.commit(vectors, items)
     gallery.refresh()
@@ -42,7 +66,7 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
 def hits_of(x: np.ndarray, right: np.ndarray) -> JudgedHits:
     n = len(x)
     zeros = np.zeros(n, np.int64)
-    return JudgedHits(x[:, 0], x[:, 1:], right, np.ones(n), np.arange(n), zeros, zeros.astype(bool))
+    return JudgedHits(x[:, 0], x[:, 1:], right, np.ones(n), KINDS * np.arange(n), zeros)
 
 
 def test_calibration_error_by_hand() -> None:
@@ -67,8 +91,8 @@ def test_error_by_chance_is_that_of_labels_drawn_from_the_probabilities() -> Non
 
 def test_regression_agrees_with_scikit_learn_and_finds_a_ceiling() -> None:
     random = np.random.default_rng(1)
-    x = random.standard_normal((20_000, 4))
-    logit = x @ [2.0, -0.5, 0.3, 0.0] - 0.7
+    x = random.standard_normal((20_000, 6))
+    logit = x @ [2.0, -0.5, 0.3, 0.0, 0.1, 0.2] - 0.7
     curve = 1 / (1 + np.exp(-logit))
     plain = hits_of(x, random.random(len(x)) < curve)
     peer = LogisticRegression(C=1.0).fit(x, plain.right)
@@ -80,25 +104,77 @@ def test_regression_agrees_with_scikit_learn_and_finds_a_ceiling() -> None:
 
 
 def test_judged_hits_by_brute_force(gallery: Gallery) -> None:
-    """Each item searches without itself, and without its class; the regression sees the first ten of each."""
+    """Each item searches without itself, without its class, with itself, and as a changed copy.
+
+    The regression sees the first ten hits of each that are not the picture of the query.
+    """
     found = gallery.embeddings()
-    cosines = found.vectors.astype(np.float64) @ found.vectors.T
-    np.fill_diagonal(cosines, -2)
-    labels = np.array(found.labels)
-    expected = []
-    for row, of_row in enumerate(cosines):
-        for others in (of_row, np.where(labels == labels[row], -2, of_row)):
-            first = np.argsort(-others)[:DEPTH]
-            near = others[first]
-            summary = (near[0], near.mean(), near[-1])
-            expected += [(others[n], *summary, labels[n] == labels[row]) for n in first]
+    vectors, labels = found.vectors.astype(np.float64), np.array(found.labels)
+    copies = change(found.vectors).astype(np.float64)
+    expected = {kind: [] for kind in range(KINDS)}
+    for row, (vector, copy) in enumerate(zip(vectors, copies, strict=True)):
+        same = labels == labels[row]
+        itself = np.arange(len(labels)) == row
+        for kind, (query, left_out) in enumerate(
+            [(vector, itself), (vector, same), (vector, itself), (copy, np.zeros_like(itself))]
+        ):
+            cosines = np.where(left_out, -2, vectors @ query)
+            first = np.argsort(-cosines)[:DEPTH]
+            near = cosines[first]
+            summary = (near[0], near[1], near.mean(), near[-1], kind == SAME_PICTURE)
+            expected[kind] += [(cosines[n], *summary, same[n]) for n in first]
     hits = judged_hits(gallery)
     table = np.column_stack([hits.scores, hits.nearest, hits.right])
-    np.testing.assert_allclose(table, np.array(expected), atol=1e-6)
-    assert hits.absent.reshape(-1, DEPTH)[1::2].all()
-    assert not hits.absent.reshape(-1, DEPTH)[::2].any()
+    for kind, rows in expected.items():
+        np.testing.assert_allclose(table[hits.kinds == kind], np.array(rows), atol=1e-6)
     weights = hits.with_absent(0.2)
-    assert weights.weights[hits.absent].sum() == pytest.approx(0.2 * len(hits.right))
+    ordinary = weights.weights[~hits.is_copied].sum()
+    assert weights.weights[hits.kinds == ABSENT_CLASS].sum() == pytest.approx(0.2 * ordinary)
+    assert weights.weights[hits.is_copied].sum() == pytest.approx(COPIES * ordinary)
+
+
+def test_copies_are_near_their_originals() -> None:
+    vectors = clusters(50, 4, 1)
+    cosines = np.einsum("nd,nd->n", change(vectors), vectors)
+    assert 0.8**0.5 - 1e-5 < cosines.min() < 0.91
+    assert 0.99 < cosines.max() < 1
+    one = vectors[:1]
+    np.testing.assert_allclose(change(one), one, atol=1e-6)  # nothing to move it towards
+
+
+def test_pictures_of_the_gallery_as_queries(tmp_path: Path) -> None:
+    """Fitted to some classes and measured on others, of which each query is in the gallery.
+
+    The changed copies differ from their originals in every direction, unlike those that were fitted to. One
+    picture is in the gallery more often than there are nearest images.
+    """
+    each = 12
+    fitted = filled(tmp_path / "fitted", clusters(80, each, 4), each)
+    vectors = clusters(80, each, 5)
+    vectors[1:each] = vectors[0]
+    gallery = filled(tmp_path / "held", vectors, each)
+    calibration, quality = calibrate(fitted)
+    assert quality.ece_of_copies is not None
+    assert quality.ece_of_copies < 0.05
+    write_calibration(gallery.folder, replace(calibration, fingerprint=gallery.fingerprint))
+    noise = np.random.default_rng(6).standard_normal(vectors.shape)
+    changed = normalized(vectors + 0.35 * normalized(noise))
+    for queries in (vectors, changed):
+        found = gallery.find(queries, SearchOptions(DEPTH))
+        rows = [(row, hit) for row, hits in enumerate(found) for hit in hits]
+        p = np.array([hit.probability for _, hit in rows], float)
+        right = np.array([hit.label == f"c{row // each}" for row, hit in rows])
+        same = np.array([hit.score >= SAME for _, hit in rows])
+        assert (p[same] == 1).all()
+        assert (p[~same] < 1).all()
+        others = np.array([hit.id != row + 1 for row, hit in rows]) & ~same
+        assert calibration_error(p[others], right[others]) <= 0.05
+        assert p[others].mean() == pytest.approx(right[others].mean(), abs=0.05)
+    (one,) = gallery.find(vectors[:1], SearchOptions(3))
+    assert [hit.probability for hit in one] == [1, 1, 1]
+    (far,) = gallery.find(vectors[:1], SearchOptions(each + 2))
+    (filtered,) = gallery.find(vectors[:1], SearchOptions(2, where=f"id > {each}"))
+    assert [hit.probability for hit in filtered] == [hit.probability for hit in far[each : each + 2]]
 
 
 def test_probabilities_of_hits(gallery: Gallery) -> None:
@@ -133,9 +209,19 @@ def test_probabilities_of_hits(gallery: Gallery) -> None:
     (gallery.folder / NAME).write_text("{")
     with pytest.raises(LookalikeError, match="damaged"):
         gallery.find(query, SearchOptions(2))
-    facts = json.loads(json.dumps(calibration.__dict__)) | {"fingerprint": "another"}
-    (gallery.folder / NAME).write_text(json.dumps({"format": 1, **facts}))
+    facts = json.loads(json.dumps(calibration.__dict__))
+    (gallery.folder / NAME).write_text(json.dumps({"format": 2, **facts, "fingerprint": "another"}))
     assert gallery.find(query, SearchOptions(2))[0][0].probability is None
+    # A file of the first format: four weights, and a summary that knows no copies.
+    facts |= {"weights": [4.0, -1.0, 1.5, -2.0], "offset": -0.5, "ceiling": 0.9}
+    del facts["knows_copies"]
+    (gallery.folder / NAME).write_text(json.dumps({"format": 1, **facts}))
+    assert gallery.calibration is not None
+    assert not gallery.calibration.knows_copies
+    hits = gallery.find(normalized(query + 0.1), SearchOptions(DEPTH))[0]
+    near = np.array([hit.score for hit in hits])
+    logits = 4 * near - near[0] + 1.5 * near.mean() - 2 * near[-1] - 0.5
+    np.testing.assert_allclose([hit.probability for hit in hits], 0.9 / (1 + np.exp(-logits)))
     (gallery.folder / NAME).unlink()
     assert [calibration.is_stale(n) for n in (90, 100, 210, 220)] == [True, False, False, True]
 
@@ -186,4 +272,8 @@ def test_command(gallery: Gallery, tmp_path: Path) -> None:
     written = gallery.folder / NAME
     written.write_text(written.read_text().replace(f'"images": {CLASSES * EACH}', '"images": 9'))
     assert "run `lookalike calibrate" in lookalike_here("search", folder, "--id", "1").stderr
+    facts = json.loads(written.read_text())
+    facts |= {"format": 1, "weights": facts["weights"][:4], "images": CLASSES * EACH}
+    written.write_text(json.dumps(facts))
+    assert "calibrated by an earlier version" in lookalike_here("search", folder, "--id", "1").stderr
     written.unlink()
