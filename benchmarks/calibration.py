@@ -3,7 +3,9 @@
 Cross-validation: folds of the classes of a gallery, as `lookalike calibrate` does it, with several divisions;
 "absent" is the share of the queries whose class is left out of the gallery. Halves: two galleries without a
 common class, the regression is fitted in one and measured in the other. Growth: fitted in a gallery with a
-third of the classes, measured in one with the others, which is twice as large.
+third of the classes, measured in one with the others, which is twice as large. Copies: halves, with queries
+whose picture is in the gallery, as the same file, scaled to 90% and compressed (JPEG, quality 70), and
+cropped by 10% of width and height; the hits beside that picture.
 
     python -m benchmarks.calibration cars.gallery birds.gallery --json benchmarks/calibration.json \
         --figure docs/calibration.svg
@@ -12,26 +14,49 @@ third of the classes, measured in one with the others, which is twice as large.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 from collections.abc import Callable
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from PIL import Image
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
 from retrieval import Gallery
-from retrieval.evaluation.calibration import JudgedHits, best_of_each, cross_validate, fit, judged_hits
-from retrieval.metrics.calibration import brier_score, calibration_error, error_by_chance, reliability
+from retrieval.evaluation.calibration import (
+    ABSENT_CLASS,
+    CHANGED,
+    KINDS,
+    PRESENT,
+    SAME_PICTURE,
+    JudgedHits,
+    best_of_each,
+    change,
+    cross_validate,
+    fit,
+    judged_hits,
+)
+from retrieval.images.load import load_image
+from retrieval.metrics.calibration import (
+    Bin,
+    brier_score,
+    calibration_error,
+    error_by_chance,
+    reliability,
+)
 from retrieval.reports.calibration import plot_reliability
 from retrieval.reports.figures import save_figure
-from retrieval.search.calibration import DEPTH
+from retrieval.search.calibration import DEPTH, SAME
 
 Predict = Callable[[JudgedHits], np.ndarray]
 ABSENT = (0.0, 0.5, 0.8)
 QUERIES = 1500
+COPIED = 500  # pictures of which copies are made
 NUMBERS = ("ece", "ece_by_chance", "ece_of_best", "brier")
 
 
@@ -67,15 +92,20 @@ def cosine_isotonic(hits: JudgedHits) -> Predict:
 
 def above_the_tenth(hits: JudgedHits) -> Predict:
     """Logistic regression on the cosine and its distance to the tenth."""
-    return _logistic(hits, lambda some: np.column_stack([some.scores, some.nearest[:, 2]]))
+    return _logistic(hits, lambda some: np.column_stack([some.scores, some.nearest[:, 3]]))
 
 
-def four_cosines(hits: JudgedHits) -> Predict:
+def all_cosines(hits: JudgedHits) -> Predict:
     """The regression of Lookalike without a ceiling."""
     return _logistic(hits, lambda some: some.features)
 
 
-def four_cosines_ceiling(hits: JudgedHits) -> Predict:
+def without_copies(hits: JudgedHits) -> Predict:
+    """The regression of Lookalike, fitted to queries whose picture is not in the gallery."""
+    return lookalike(hits)
+
+
+def lookalike(hits: JudgedHits) -> Predict:
     """The regression of Lookalike."""
     curve = fit(hits)
     return lambda others: curve(others.features)
@@ -94,9 +124,11 @@ METHODS = (
     cosine_beta,
     cosine_isotonic,
     above_the_tenth,
-    four_cosines,
-    four_cosines_ceiling,
+    all_cosines,
+    without_copies,
+    lookalike,
 )
+WITH_COPIES = (all_cosines, lookalike)  # fitted to queries whose picture is in the gallery as well
 
 
 # ---- hits of a part of the classes
@@ -105,35 +137,85 @@ METHODS = (
 def hits_within(vectors: np.ndarray, labels: np.ndarray, seed: int) -> JudgedHits:
     """Return the hits of items in the gallery of these items alone, by brute force; see `judged_hits`."""
     asked = np.random.default_rng(seed).permutation(len(vectors))[:QUERIES]
-    cosines = vectors[asked] @ vectors.T
-    cosines[np.arange(len(asked)), asked] = -2
-    same = labels[asked][:, None] == labels
-    parts = []
-    for absent in (False, True):
-        if absent:
-            cosines[same] = -2
-        near = np.argpartition(-cosines, DEPTH, axis=1)[:, :DEPTH]
-        scores = np.take_along_axis(cosines, near, 1)
-        order = np.argsort(-scores, axis=1)
-        scores, near = (np.take_along_axis(values, order, 1) for values in (scores, near))
-        summary = np.stack([scores[:, 0], scores.mean(1), scores[:, -1]], 1)
-        each = np.repeat(np.arange(len(asked)), DEPTH)
-        parts.append(
-            (
-                scores.ravel(),
-                summary[each],
-                np.take_along_axis(same, near, 1).ravel() & (not absent),
-                np.ones(len(each)),
-                2 * each + absent,
-                labels[asked][each],
-                np.full(len(each), absent),
-            )
-        )
-    return JudgedHits(*(np.concatenate(both) for both in zip(*parts, strict=True)))
+    given = dict.fromkeys((PRESENT, ABSENT_CLASS, SAME_PICTURE), vectors[asked])
+    given[CHANGED] = change(vectors[asked])
+    parts = [hits_of(queries, asked, vectors, labels, kind)[0] for kind, queries in given.items()]
+    columns = [[getattr(part, name) for part in parts] for name in JudgedHits.__dataclass_fields__]
+    return JudgedHits(*(np.concatenate(column) for column in columns))
+
+
+def hits_of(
+    queries: np.ndarray, rows: np.ndarray, vectors: np.ndarray, labels: np.ndarray, kind: int
+) -> tuple[JudgedHits, np.ndarray]:
+    """Return the first hits of queries made from rows of the gallery, and which of them are these rows."""
+    cosines = (queries @ vectors.T).astype(np.float64)
+    same = labels[rows][:, None] == labels
+    if kind == ABSENT_CLASS:
+        cosines[same] = -2
+    if kind == PRESENT:
+        cosines[np.arange(len(rows)), rows] = -2
+    copied = (cosines >= SAME).any(1)
+    cosines[cosines >= SAME] = -2
+    near = np.argpartition(-cosines, DEPTH, axis=1)[:, :DEPTH]
+    scores = np.take_along_axis(cosines, near, 1)
+    order = np.argsort(-scores, axis=1)
+    scores, near = (np.take_along_axis(values, order, 1) for values in (scores, near))
+    summary = np.stack([scores[:, 0], scores[:, 1], scores.mean(1), scores[:, -1], copied], 1)
+    each = np.repeat(np.arange(len(rows)), DEPTH)
+    hits = JudgedHits(
+        scores=scores.ravel(),
+        nearest=summary[each],
+        right=np.take_along_axis(same, near, 1).ravel() & (kind != ABSENT_CLASS),
+        weights=np.ones(len(each)),
+        queries=KINDS * each + kind,
+        groups=labels[rows][each],
+    )
+    return hits, (near == rows[:, None]).ravel()
+
+
+# ---- copies of pictures
+
+
+def scaled(image: Image.Image, _: np.random.Generator) -> Image.Image:
+    """Return an image of 90% of the side, after JPEG compression."""
+    buffer = io.BytesIO()
+    size = (max(1, round(0.9 * image.width)), max(1, round(0.9 * image.height)))
+    image.resize(size, Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=70)
+    return Image.open(buffer).convert("RGB")
+
+
+def cropped(image: Image.Image, random: np.random.Generator) -> Image.Image:
+    """Return nine tenths of width and height, from anywhere."""
+    width, height = max(1, round(0.9 * image.width)), max(1, round(0.9 * image.height))
+    left, top = random.integers(image.width - width + 1), random.integers(image.height - height + 1)
+    return image.crop((left, top, left + width, top + height))
+
+
+def copies_of(gallery: Gallery, ids: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the vectors of changed copies of items, float32 [n, D], by the change."""
+    embedder, found = gallery.embedder, {}
+    paths = list(gallery.paths.lookup(ids.tolist()))
+    for alter in (scaled, cropped):
+        parts = []
+        for start in range(0, len(paths), embedder.batch_size):
+            images = [
+                alter(load_image(path), np.random.default_rng([7, start + place]))
+                for place, path in enumerate(paths[start : start + embedder.batch_size])
+            ]
+            parts.append(embedder.embed_pixels(np.stack([embedder.preprocess(image) for image in images])))
+        found[alter.__name__] = np.concatenate(parts)
+    return found
+
+
+def numbers_of_copies(predict: Predict, hits: JudgedHits, own: np.ndarray) -> dict[str, float]:
+    """Return the error of the probabilities of hits beside the original, and the two means."""
+    p, right = predict(hits)[~own], hits.right[~own]
+    return {"ece": calibration_error(p, right), "probability": float(p.mean()), "right": float(right.mean())}
 
 
 def numbers(predict: Predict, hits: JudgedHits) -> dict[str, float]:
-    """Return the errors of probabilities of hits."""
+    """Return the errors of probabilities of hits of queries whose picture is not in the gallery."""
+    hits = hits[~hits.is_copied]
     p = predict(hits)
     best = best_of_each(hits.queries, hits.scores)
     return {
@@ -151,8 +233,8 @@ def summarized(rows: list[dict[str, float]]) -> dict[str, list[float]]:
     }
 
 
-def measure(folder: Path, splits: int) -> tuple[dict[str, Any], tuple[np.ndarray, np.ndarray]]:
-    """Return all numbers of a gallery, and held-out probabilities with whether they were right."""
+def measure(folder: Path, splits: int) -> dict[str, Any]:
+    """Return all numbers of a gallery."""
     gallery = Gallery(folder)
     whole = judged_hits(gallery, queries=QUERIES)
     found: dict[str, Any] = {"images": len(gallery), "classes": int(whole.groups.max() + 1)}
@@ -166,7 +248,12 @@ def measure(folder: Path, splits: int) -> tuple[dict[str, Any], tuple[np.ndarray
             rows.setdefault(f"cross-validation, absent {absent:g}", []).append(values)
     stored = gallery.embeddings(labelled=True)
     labels = np.unique([label or "" for label in stored.labels], return_inverse=True)[1]
-    seen: list[tuple[np.ndarray, np.ndarray]] = []
+    seen: list[tuple[np.ndarray, np.ndarray]] = []  # held-out probabilities, and whether they were right
+    originals = np.sort(np.random.default_rng(7).permutation(len(labels))[:COPIED])
+    copies = {"same file": stored.vectors[originals], **copies_of(gallery, stored.ids[originals])}
+    for name, made in list(copies.items())[1:]:
+        cosines = np.einsum("nd,nd->n", made, stored.vectors[originals])
+        found[f"cosine, {name}"] = np.quantile(cosines, (0.05, 0.5, 0.95)).round(3).tolist()
     for split in range(splits):
         order = np.random.default_rng(split).permutation(labels.max() + 1)
 
@@ -174,30 +261,44 @@ def measure(folder: Path, splits: int) -> tuple[dict[str, Any], tuple[np.ndarray
             rows = np.isin(labels, classes)
             return hits_within(stored.vectors[rows], labels[rows], split).with_absent(0.5)
 
+        def part_of_copies(classes: np.ndarray, made: np.ndarray) -> tuple[JudgedHits, np.ndarray]:
+            rows = np.flatnonzero(np.isin(labels, classes))
+            here = np.isin(originals, rows)
+            of = np.searchsorted(rows, originals[here])
+            return hits_of(made[here], of, stored.vectors[rows], labels[rows], CHANGED)
+
         half, third = len(order) // 2, len(order) // 3
         fitted, held = part(order[:half]), part(order[half:])
         for method in METHODS:
-            predict = method(fitted)
+            predict = method(fitted if method in WITH_COPIES else fitted[~fitted.is_copied])
             rows.setdefault(f"halves, {method.__name__}", []).append(numbers(predict, held))
+            if method in (without_copies, lookalike):
+                for name, made in copies.items():
+                    hits, own = part_of_copies(order[half:], made)
+                    row = numbers_of_copies(predict, hits, own)
+                    rows.setdefault(f"copies, {name}, {method.__name__}", []).append(row)
+        held = held[~held.is_copied]
         seen.append((predict(held), held.right))
         small, large = part(order[:third]), part(order[third:])
-        for method in (cosine_logistic, four_cosines_ceiling):
-            rows.setdefault(f"growth, {method.__name__}", []).append(numbers(method(small), large))
+        for method in (cosine_logistic, lookalike):
+            predict = method(small if method in WITH_COPIES else small[~small.is_copied])
+            rows.setdefault(f"growth, {method.__name__}", []).append(numbers(predict, large))
     found |= {name: summarized(values) for name, values in rows.items()}
-    p, right = (np.concatenate(both) for both in zip(*seen, strict=True))
-    return found, (p, right)
+    bins = reliability(*(np.concatenate(both) for both in zip(*seen, strict=True)))
+    found["reliability"] = [[round(value, 5) for value in astuple(one)] for one in bins]
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("galleries", nargs="+", type=Path)
+    parser.add_argument("galleries", nargs="*", type=Path, help="measured and added to those of --json")
     parser.add_argument("--splits", type=int, default=5)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--figure", type=Path)
     args = parser.parse_args()
-    results, curves = {}, {}
+    results = json.loads(args.json.read_text())["sets"] if args.json and args.json.exists() else {}
     for folder in args.galleries:
-        results[folder.stem], curves[folder.stem] = measure(folder, args.splits)
+        results[folder.stem] = measure(folder, args.splits)
         print(folder.stem)
         for name, values in results[folder.stem].items():
             print(f"  {name}: {values}", flush=True)
@@ -205,14 +306,14 @@ def main() -> None:
             args.json.write_text(json.dumps({"splits": args.splits, "sets": results}, indent=1) + "\n")
 
     def draw(figure: Figure) -> None:
-        rows = -(-len(curves) // 4)
-        for number, (name, (p, right)) in enumerate(curves.items(), 1):
-            axes = figure.add_subplot(rows, min(4, len(curves)), number)
-            plot_reliability(reliability(p, right), axes)
+        rows = -(-len(results) // 4)
+        for number, (name, facts) in enumerate(results.items(), 1):
+            axes = figure.add_subplot(rows, min(4, len(results)), number)
+            plot_reliability([Bin(*values) for values in facts["reliability"]], axes)
             axes.set_title(name, fontsize=11)
 
     if args.figure:
-        save_figure(draw, 13, 3.5 * -(-len(curves) // 4), args.figure, png=False)
+        save_figure(draw, 13, 3.5 * -(-len(results) // 4), args.figure, png=False)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
-"""Gain of `lookalike teach` on images and classes that it does not see, and the time that it takes.
+"""What `lookalike teach` prints against what images and classes gain that it does not see, and its time.
 
-Of each gallery, half of the classes are hidden (unseen), and half of the images of the others (known). A
-layer is taught on the rest, as the command does: it chooses and accepts on held-out parts of the rest alone.
-Hidden images are then searched among all images of the gallery. Several divisions; the table has their means
-and standard deviations.
+Of each gallery, half of the classes are never labelled (unseen). Of the others (known), a third of the images
+has no label. A fifth of the images of every class stays outside, as photographs with which somebody searches.
+A layer is taught as the command does it, by the labels and with all images of the gallery. The gain that its
+study gives is compared with that of the images without a label, each searched among all others of the
+gallery, and with that of the images outside. Many divisions; each is written when it is done, and found in
+the file is not repeated.
 
-    python -m benchmarks.teaching cars=cars.gallery cub=cub.gallery --json benchmarks/teaching.json
-    python -m benchmarks.teaching cars=cars.gallery --losses raw contrastive proxy-anchor --seeds 1
+    python -m benchmarks.teaching birds=birds.gallery --json benchmarks/teaching.json
+    python -m benchmarks.teaching cars=cars.gallery --each 20 --steps 100 --json benchmarks/teaching.json
     python -m benchmarks.teaching --time                     # 100,000 random vectors of 512 dimensions
 
 docs/teach.md has the results.
@@ -16,9 +18,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,85 +28,97 @@ import numpy as np
 from retrieval import Gallery, metrics
 from retrieval.layer import Layer
 from retrieval.metrics import per_query
-from train.models.heads import fit_projection
-from train.teaching.layers import fit_starts, learn_layer
-from train.teaching.measuring import PURPOSES, Measurement, study
+from retrieval.metrics.statistics import bootstrap_intervals
+from train.teaching.layers import fit_starts, learn, learn_layer
+from train.teaching.measuring import KINDS, METRICS, PURPOSES, Candidate, Study, study
 from train.teaching.settings import TeachingConfig
 
-MOST = 1000  # queries of each kind
+INSIDE, OUTSIDE = "in the gallery", "outside"
+Values = dict[str, np.ndarray]  # of the queries of each kind and place: [1 + candidates, q, metrics]
 
 
-def divide(classes: np.ndarray, seed: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return the rows to teach, and the hidden rows of known and of unseen classes."""
+def divide(classes: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    """Return the rows of the gallery, the labelled ones, and the queries of each kind and place."""
     random = np.random.default_rng([seed, 99])
     count = int(classes.max()) + 1
-    unseen = np.isin(classes, random.permutation(count)[: count // 2])
-    hidden = np.zeros(len(classes), bool)
-    for number in np.unique(classes[~unseen]):
+    known = np.isin(classes, random.permutation(count)[: count // 2])
+    part = np.zeros(len(classes), int)  # 1: in the gallery without a label, 2: outside
+    for number in range(count):
         members = random.permutation(np.flatnonzero(classes == number))
-        hidden[members[: len(members) // 2]] = True
-    some = {"known": np.flatnonzero(hidden), "unseen": np.flatnonzero(unseen)}
-    return np.flatnonzero(~hidden & ~unseen), {k: random.permutation(v)[:MOST] for k, v in some.items()}
-
-
-def values(vectors: np.ndarray, classes: np.ndarray, queries: dict[str, np.ndarray]) -> dict[str, float]:
-    """Return MAP@R and Recall@1 of hidden images of both kinds among all images, in percent."""
-    found = {}
-    most = int(np.bincount(classes).max())
-    for kind, rows in queries.items():
-        ranking = metrics.rank(vectors[rows], classes[rows], vectors, classes, k=most, own=rows)
-        found[f"{kind} MAP@R"] = 100 * float(np.nanmean(per_query.map_at_r(ranking)))
-        found[f"{kind} R@1"] = 100 * float(np.nanmean(per_query.recall(ranking, [1])))
-    return found
-
-
-def lda(vectors: np.ndarray, classes: np.ndarray, dim: int) -> Layer:
-    """Return linear discriminant analysis, the closed form."""
-    numbers = np.unique(classes, return_inverse=True)[1]
-    weight, bias = fit_projection("lda", vectors, numbers, min(dim, len(vectors) - 1))
-    return Layer(weight, np.linalg.lstsq(weight, -bias, rcond=None)[0].astype(np.float32))
-
-
-def described(found: Measurement) -> dict[str, Any]:
-    """Return the choice of a measurement, and whether it was accepted."""
-    gains = {
-        kind: None if gain is None else round(100 * gain.metrics["map_at_r"].difference, 2)
-        for kind, gain in found.gains.items()
+        outside = max(1, len(members) // 5)
+        part[members[:outside]] = 2
+        rest = members[outside:]
+        part[rest[: max(1, len(rest) // 3)] if known[rest[0]] else rest] = 1
+    queries = {
+        f"{kind}, {place}": np.flatnonzero(mask & (part == number))
+        for place, number in ((INSIDE, 1), (OUTSIDE, 2))
+        for kind, mask in zip(KINDS, (known, ~known), strict=True)
     }
-    return {**vars(found.chosen), "accepted": found.is_accepted, "measured gain of MAP@R": gains}
+    return np.flatnonzero(part < 2), np.flatnonzero(known & (part == 0)), queries
 
 
-def rows_of(name: str, folder: Path, seed: int, losses: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield the results of one division of one gallery."""
-    stored = Gallery(folder).embeddings(labelled=True)
-    classes = np.unique(np.array(stored.labels), return_inverse=True)[1]
-    rows, queries = divide(classes, seed)
-    mine, labels, nothing = stored.vectors[rows], classes[rows], stored.vectors[:0]
-    print(f"{name}, division {seed}: {len(rows)} images of {len(np.unique(labels))} classes", flush=True)
+def taught(
+    vectors: np.ndarray, classes: np.ndarray, seed: int, config: TeachingConfig
+) -> tuple[Study, Values, Values, dict[str, Any]]:
+    """Return the study of a division, what its queries measure, their classes, and the cost."""
+    inside, labelled, queries = divide(classes, seed)
+    mine, numbers = vectors[labelled], np.unique(classes[labelled], return_inverse=True)[1]
+    others = vectors[np.setdiff1d(inside, labelled)]
+    began = time.process_time()
+    starts = fit_starts(np.concatenate([mine, others]), config.powers, config.dim)
+    found = study(mine, numbers, others, starts, config)
+    seconds = time.process_time() - began
+    layers: list[Layer | None] = [None]
+    for start in starts:
+        matrix = learn(start.components(mine), numbers, start.learned, config)
+        layers += [start.blended(matrix, blend) for blend in config.blends]
+    measured: dict[str, list[np.ndarray]] = {name: [] for name in queries}
+    for layer in layers:
+        moved = vectors if layer is None else layer(vectors)
+        for name, rows in queries.items():
+            own = np.searchsorted(inside, rows) if name.endswith(INSIDE) else None
+            measured[name].append(_values(moved[rows], classes[rows], moved[inside], classes[inside], own))
+    facts = {"labelled": len(labelled), "images": len(inside), "cpu_seconds": round(seconds, 1)}
+    stacked = {name: np.stack(values) for name, values in measured.items()}
+    return found, stacked, {name: classes[rows] for name, rows in queries.items()}, facts
 
-    def row(how: str, layer: Layer | None, seconds: float = 0.0, **facts: Any) -> dict[str, Any]:
-        vectors = stored.vectors if layer is None else layer(stored.vectors)
-        found = {"data": name, "seed": seed, "how": how, **values(vectors, classes, queries)}
-        print("  ", how, {k: round(v, 2) for k, v in found.items() if "@" in k}, facts, flush=True)
-        return {k: round(v, 2) if isinstance(v, float) else v for k, v in found.items()} | {
-            "cpu_seconds": round(seconds, 1),
-            **facts,
-        }
 
-    yield row("present vectors", None)
-    yield row("start alone, power 0.5", fit_starts(mine, (0.5,), TeachingConfig().dim)[0].layer)
-    yield row("LDA", lda(mine, labels, TeachingConfig().dim))
-    for loss in losses:
-        config = TeachingConfig(loss={"name": loss})
-        began = time.process_time()
-        found = study(mine, labels, nothing, config)
-        studied = time.process_time() - began
-        yield row(f"{loss}, not blended", learn_layer(mine, labels, nothing, 0.5, 1.0, config))
-        for purpose in PURPOSES:
-            began, best = time.process_time(), found.conclude(purpose)
-            layer = learn_layer(mine, labels, nothing, best.chosen.power, best.chosen.blend, config)
-            seconds = studied + time.process_time() - began
-            yield row(f"{loss}, for {purpose}", layer, seconds, **described(best))
+def _values(
+    query: np.ndarray,
+    own_classes: np.ndarray,
+    gallery: np.ndarray,
+    classes: np.ndarray,
+    own: np.ndarray | None,
+) -> np.ndarray:
+    most = int(np.bincount(classes).max())
+    ranking = metrics.rank(query, own_classes, gallery, classes, k=min(most, len(gallery) - 1), own=own)
+    return np.column_stack([per_query.map_at_r(ranking), per_query.recall(ranking, [1])[:, 0]])
+
+
+def summarized(found: Study, measured: Values, classes: Values, config: TeachingConfig) -> dict[str, Any]:
+    """Return what is printed and measured for each purpose, in percent."""
+    offered = [Candidate(power, blend) for power in config.powers for blend in config.blends]
+    rows: dict[str, Any] = {}
+    for purpose in PURPOSES:
+        best = found.conclude(purpose)
+        position = 1 + offered.index(best.chosen)
+        row: dict[str, Any] = {**vars(best.chosen), "accepted": best.is_accepted}
+        for kind, gain in best.gains.items():
+            assert gain is not None
+            change = gain.metrics[METRICS[0]]
+            row[f"{kind}, printed"] = _percent(change.difference, change.low, change.high)
+        for name, values in measured.items():
+            gains = values[position] - values[0]
+            low, high = bootstrap_intervals(gains, classes[name])[0]
+            row[name] = _percent(gains[:, 0].mean(), low, high)
+            row[f"{name}, Recall@1"] = _percent(gains[:, 1].mean())[0]
+        rows[purpose] = row
+    rows["before"] = {name: _percent(*values[0].mean(0)) for name, values in measured.items()}
+    return rows
+
+
+def _percent(*values: float) -> list[float]:
+    return [round(100 * float(value), 2) for value in values]
 
 
 def timed(count: int, dim: int) -> dict[str, Any]:
@@ -115,10 +128,13 @@ def timed(count: int, dim: int) -> dict[str, Any]:
     vectors = random.standard_normal((2000, dim), np.float32)[classes]
     vectors += 1.5 * random.standard_normal(vectors.shape, np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    config = TeachingConfig()
     began = time.process_time()
-    found = study(vectors, classes, vectors[:0], TeachingConfig())
+    starts = fit_starts(vectors, config.powers, config.dim)
+    found = study(vectors, classes, vectors[:0], starts, config)
     best = found.conclude("both").chosen
-    learn_layer(vectors, classes, vectors[:0], best.power, best.blend, TeachingConfig())
+    start = next(start for start in starts if start.power == best.power)
+    learn_layer(vectors, classes, start, best.blend, config)
     facts = {
         "vectors": count,
         "dim": dim,
@@ -130,40 +146,88 @@ def timed(count: int, dim: int) -> dict[str, Any]:
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """Return the means and standard deviations over the divisions as Markdown."""
-    columns = ["known MAP@R", "known R@1", "unseen MAP@R", "unseen R@1"]
-    lines = [f"| data | layer | {' | '.join(columns)} | accepted |", "|---" * 7 + "|"]
-    for data, how in dict.fromkeys((r["data"], r["how"]) for r in results):
-        mine = [r for r in results if (r["data"], r["how"]) == (data, how)]
-        cells = []
-        for column in columns:
-            numbers = [r[column] for r in mine]
-            spread = f" ± {statistics.stdev(numbers):.1f}" if len(numbers) > 1 else ""
-            cells.append(f"{statistics.mean(numbers):.1f}{spread}")
-        accepted = [r["accepted"] for r in mine if "accepted" in r]
-        cells.append(f"{sum(accepted)} of {len(accepted)}" if accepted else "")
-        lines.append(f"| {data} | {how} | {' | '.join(cells)} |")
+    """Return printed and measured gains of MAP@R as Markdown, with how often they agree.
+
+    covers: the printed interval holds the measured gain; agree: their difference is within both intervals;
+    false: divisions in which a gain was called certain that was none.
+    """
+    head = (
+        "| data | for | images | printed | measured | printed - measured | covers | agree | false | outside |"
+    )
+    lines = [head, "|---" * 10 + "|"]
+    for data in dict.fromkeys(row["data"] for row in results):
+        mine = [row for row in results if row["data"] == data]
+        for purpose in PURPOSES:
+            for kind in KINDS:
+                rows = [row["purposes"][purpose] for row in mine]
+                printed = np.array([row[f"{kind}, printed"] for row in rows])
+                seen = np.array([row[f"{kind}, {INSIDE}"] for row in rows])
+                outside = np.mean([row[f"{kind}, {OUTSIDE}"][0] for row in rows])
+                bias = printed[:, 0] - seen[:, 0]
+                reach = np.hypot(*((ends[:, 2] - ends[:, 1]) / 2 for ends in (printed, seen)))
+                covers = (printed[:, 1] <= seen[:, 0]) & (seen[:, 0] <= printed[:, 2])
+                certain = printed[:, 1] > 0
+                spread = (printed[:, 2] - printed[:, 1]).mean() / 2
+                cells = [
+                    f"{data} ({len(mine)})",
+                    purpose,
+                    kind,
+                    f"{printed[:, 0].mean():+.1f} (± {spread:.1f})",
+                    f"{seen[:, 0].mean():+.1f}",
+                    f"{bias.mean():+.1f} ± {bias.std(ddof=1):.1f}" if len(bias) > 1 else f"{bias[0]:+.1f}",
+                    f"{covers.sum()}",
+                    f"{(np.abs(bias) <= reach).sum()}",
+                    f"{(certain & (seen[:, 0] <= 0)).sum()} of {certain.sum()}",
+                    f"{outside:+.1f}",
+                ]
+                lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def read(folder: Path, each: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return the labelled vectors of a gallery and their classes, at most so many images of each."""
+    stored = Gallery(folder).embeddings(labelled=True)
+    classes = np.unique(np.array(stored.labels), return_inverse=True)[1]
+    random = np.random.default_rng(0)
+    of_each = [random.permutation(np.flatnonzero(classes == n))[:each] for n in range(classes.max() + 1)]
+    kept = np.sort(np.concatenate(of_each))
+    return stored.vectors[kept], classes[kept]
+
+
+def _write(file: Path | None, facts: Mapping[str, Any]) -> None:
+    if file is not None:
+        file.write_text(json.dumps(facts, indent=1) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("galleries", nargs="*", metavar="NAME=GALLERY", help="galleries with labels")
-    parser.add_argument("--losses", nargs="+", default=["raw"])
-    parser.add_argument("--seeds", type=int, default=3, help="divisions of each gallery")
+    parser.add_argument("--each", type=int, help="images of each class")
+    parser.add_argument("--steps", type=int, default=TeachingConfig().steps)
+    parser.add_argument("--divisions", type=int, default=20, help="divisions of each gallery")
     parser.add_argument("--time", action="store_true", help="measure the time for 100,000 random vectors")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    results: list[dict[str, Any]] = []
+    config = TeachingConfig(steps=given.steps)
+    known = json.loads(given.json.read_text()) if given.json and given.json.exists() else {}
+    facts: dict[str, Any] = {"divisions": known.get("divisions", []), "time": known.get("time")}
+    done = {(row["data"], row["steps"], row["seed"]) for row in facts["divisions"]}
     for text in given.galleries:
         name, _, folder = text.partition("=")
-        for seed in range(given.seeds):
-            results += rows_of(name, Path(folder), seed, given.losses)
-    if results:
-        print(table(results))
-    facts = {"divisions": results, "time": timed(100_000, 512) if given.time else None}
-    if given.json:
-        given.json.write_text(json.dumps(facts, indent=1) + "\n")
+        vectors, classes = read(Path(folder), given.each)
+        for seed in range(given.divisions):
+            if (name, config.steps, seed) in done:
+                continue
+            found, measured, of_queries, cost = taught(vectors, classes, seed, config)
+            row = {"data": name, "seed": seed, "steps": config.steps, **cost}
+            row["purposes"] = summarized(found, measured, of_queries, config)
+            facts["divisions"].append(row)
+            _write(given.json, facts)
+    if facts["divisions"]:
+        print(table(facts["divisions"]))
+    if given.time:
+        facts["time"] = timed(100_000, 512)
+        _write(given.json, facts)
 
 
 if __name__ == "__main__":

@@ -100,10 +100,15 @@ def adapt(
     if is_undo:
         print_undo(target, _IN_DATABASE, as_json)
         return
-    from train.teaching.whitening import DIMS, POWERS, candidates
+    from train.teaching.whitening import DIMS, FEWEST_QUERIES, POWERS, candidates
 
     began = time.monotonic()
     source = _Source.open(target, images, out, runtime, dry_run, drop_old)
+    if len(source.vectors) < FEWEST_QUERIES:
+        few = pluralize(len(source.vectors), "image")
+        raise InputError(
+            f"{target}: {few}, of which no gain can be measured; add images, {FEWEST_QUERIES} at least"
+        )
     found = candidates(
         source.vectors,
         POWERS if power is None else (power,),

@@ -11,6 +11,7 @@ import numpy as np
 from retrieval.errors import InputError
 from retrieval.gallery import Gallery
 from retrieval.ingest.judgements import read_judgements
+from retrieval.text import pluralize
 
 GALLERY = "gallery"  # stands for the labels that the gallery has
 MOST_LABELLED = 200_000
@@ -45,7 +46,7 @@ def read_lesson(gallery: Gallery, labels: str) -> Lesson:
             labelled images a random sample is used.
 
     Raises:
-        InputError: The table is invalid, or there are no labels.
+        InputError: The table is invalid, there are no labels, or no two images of a class beside another one.
     """
     contradictory = 0
     if labels == GALLERY:
@@ -68,6 +69,10 @@ def read_lesson(gallery: Gallery, labels: str) -> Lesson:
     rows = snapshot.rows_of(ids)
     ids, rows = ids[rows >= 0], rows[rows >= 0]
     classes = np.unique([str(of_item[item]) for item in ids.tolist()], return_inverse=True)[1]
+    _, sizes = np.unique(classes, return_counts=True)
+    if len(sizes) < 2 or sizes.max() < 2:
+        found = f"{pluralize(len(ids), 'labelled image')} of {len(sizes)} class{'es' * (len(sizes) != 1)}"
+        raise InputError(f"{gallery.folder}: {found}; label two classes or more, one of them twice or more")
     others = np.setdiff1d(snapshot.live_rows(), rows)
     if len(others) > _MOST_OTHERS:
         others = np.sort(np.random.default_rng(0).choice(others, _MOST_OTHERS, replace=False))

@@ -52,8 +52,9 @@ class Change:
     Attributes:
         before, after: Mean with the present vectors and with those of the layer.
         difference: after - before.
-        low, high: 95% interval of the difference, by the bootstrap: over images for known classes (other
-            images of these classes), over classes for unseen ones (other classes like these).
+        low, high: 95% interval of the difference, by the bootstrap over classes. The images of a class share
+            the labels that were learned from, so that resampling images would be too narrow for known
+            classes, too.
     """
 
     before: float
@@ -332,7 +333,7 @@ def _gain(kind: Kind, classes: np.ndarray, before: np.ndarray, after: np.ndarray
     count = len(np.unique(classes))
     if len(classes) < FEWEST_QUERIES or (kind == "unseen" and count < FEWEST_CLASSES):
         return None
-    intervals = bootstrap_intervals(after - before, classes if kind == "unseen" else None)
+    intervals = bootstrap_intervals(after - before, classes)
     changes = {}
     for number, name in enumerate(METRICS):
         old, new = float(before[:, number].mean()), float(after[:, number].mean())

@@ -277,3 +277,10 @@ def test_command(gallery: Gallery, tmp_path: Path) -> None:
     written.write_text(json.dumps(facts))
     assert "calibrated by an earlier version" in lookalike_here("search", folder, "--id", "1").stderr
     written.unlink()
+
+
+@pytest.mark.filterwarnings("error")
+def test_one_image_is_too_few(tmp_path: Path) -> None:
+    gallery = filled(tmp_path / "g", clusters(1, 1, 0), 1)
+    with pytest.raises(InputError, match=r"g: 0 right and 0 wrong hits of 0 classes .* too few"):
+        calibrate(gallery)

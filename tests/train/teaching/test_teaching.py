@@ -254,6 +254,9 @@ def test_tables(gallery: Gallery, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert (lesson.labels, lesson.contradictory) == (2, 0)
     first, second, third = lesson.classes.tolist()
     assert first == second != third
+    table.write_text("key,label\n0.jpg,a\n")
+    _, err = run(capsys, str(gallery.folder), "--labels", str(table), code=2)
+    assert "1 labelled image of 1 class; label two classes or more" in err
     table.write_text("key,label\n0.jpg,\n")
     _, err = run(capsys, str(gallery.folder), "--labels", str(table), code=2)
     assert "no labels" in err

@@ -14,7 +14,7 @@ from retrieval.storage.records import FileStamp, NewItem
 from tests.conftest import draw
 from tests.retrieval.filling import small_gallery
 from train.teaching.copies import augment, embed_copies
-from train.teaching.whitening import candidates, gain_by_copies, gain_by_labels
+from train.teaching.whitening import NO_CLASS, candidates, gain_by_copies, gain_by_labels
 
 DIM = 48
 
@@ -132,6 +132,31 @@ def test_command(gallery: Gallery, tmp_path: Path, capsys: pytest.CaptureFixture
     assert (code, refused["adapted"]) == (1, False)
     run(capsys, folder, "--undo")
     np.testing.assert_array_equal(Gallery.open(folder).vector(1), before)
+
+
+def test_too_few_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gallery = small_gallery(tmp_path / "g")
+    with gallery.store.writing():
+        gallery.store.commit(with_nuisance(1, 1)[0], [NewItem(FileStamp("", "", 0, 0), "", 0, 0, key="0")])
+    code, _, message = run(capsys, str(gallery.folder))
+    assert code == 2
+    assert "1 image, of which no gain can be measured; add images, 20 at least" in message
+
+
+def test_images_without_a_label_are_searched() -> None:
+    """The gain by labels is that among all vectors, by brute force."""
+    vectors, classes = with_nuisance(50, 4)
+    labels = np.where(classes < 20, classes, NO_CLASS)
+    found = candidates(vectors, (0.5,), ())
+    gain = gain_by_labels(vectors, labels, found)
+    moved = found[0][1](vectors)
+    for value, embeddings in ((gain.before, vectors), (gain.after, moved)):
+        cosines = embeddings @ embeddings.T
+        np.fill_diagonal(cosines, -2)
+        right = classes[np.argsort(-cosines[:80], axis=1)[:, :3]] == classes[:80, None]
+        expected = (right * np.cumsum(right, 1) / np.arange(1, 4)).sum(1) / 3
+        assert value == pytest.approx(expected.mean())
+    assert gain.queries == 80
 
 
 def test_model_file(tmp_path: Path, model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
