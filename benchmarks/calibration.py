@@ -139,7 +139,10 @@ def hits_within(vectors: np.ndarray, labels: np.ndarray, seed: int) -> JudgedHit
     asked = np.random.default_rng(seed).permutation(len(vectors))[:QUERIES]
     given = dict.fromkeys((PRESENT, ABSENT_CLASS, SAME_PICTURE), vectors[asked])
     given[CHANGED] = change(vectors[asked])
-    parts = [hits_of(queries, asked, vectors, labels, kind)[0] for kind, queries in given.items()]
+    parts = []
+    for kind, queries in given.items():
+        hits, is_original = hits_of(queries, asked, vectors, labels, kind)
+        parts.append(hits[~is_original])
     columns = [[getattr(part, name) for part in parts] for name in JudgedHits.__dataclass_fields__]
     return JudgedHits(*(np.concatenate(column) for column in columns))
 

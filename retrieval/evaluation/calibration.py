@@ -213,9 +213,9 @@ def judged_hits(
 ) -> JudgedHits:
     """Search with labelled items and with changed copies of them, and return their first hits.
 
-    Each item is searched for without itself, without its class, and with itself, whose hits are the first
-    ones but count as those of its picture. Hits without a label are left out: it is not known whether they
-    are right. The picture of a query itself is left out as well.
+    Each item is searched for without itself, without its class, with itself, and with itself by a changed
+    copy. Hits without a label are left out: it is not known whether they are right. The picture of a query is
+    left out as well: it would make the best hits of other queries too probable.
 
     Args:
         gallery: The gallery.
@@ -248,7 +248,8 @@ def judged_hits(
             some = range(start, min(start + _BATCH, len(ids)))
             options = SearchOptions(DEPTH + 1, calibrated=False)
             for row, hits in zip(some, gallery.find(copies[some], options), strict=True):
-                rows.add(hits, known(hits), own[row], KINDS * row + CHANGED, classes[own[row]])
+                query, group = KINDS * row + CHANGED, classes[own[row]]
+                rows.add(hits, known(hits), own[row], query, group, original=ids[row])
             wanted, depth = list(some), 2 * DEPTH + 1
             while wanted:
                 options = SearchOptions(depth, calibrated=False)
@@ -308,15 +309,21 @@ class _Rows:
         self._rows: list[tuple[float, ...]] = []
 
     def add(
-        self, hits: Sequence[Hit], labels: Sequence[str | None], own: str, query: int, group: int
+        self,
+        hits: Sequence[Hit],
+        labels: Sequence[str | None],
+        own: str,
+        query: int,
+        group: int,
+        original: int | None = None,
     ) -> None:
-        """Add the first hits of a query that are not its own picture."""
+        """Add the first hits of a query that are not its own picture, or the original of it."""
         *near, copied = summary([hit.score for hit in hits])
         copied = max(copied, float(query % KINDS == SAME_PICTURE))
-        first = [(hit.score, label) for hit, label in zip(hits, labels, strict=True) if hit.score < SAME]
-        for score, label in first[:DEPTH]:
-            if label:
-                self._rows.append((score, *near, copied, label == own, query, group))
+        first = [(hit, label) for hit, label in zip(hits, labels, strict=True) if hit.score < SAME]
+        for hit, label in first[:DEPTH]:
+            if label and hit.id != original:
+                self._rows.append((hit.score, *near, copied, label == own, query, group))
 
     def hits(self) -> JudgedHits:
         """Return all hits, with equal weights."""
