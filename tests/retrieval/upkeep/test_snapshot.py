@@ -46,7 +46,7 @@ def gallery(tmp_path: Path) -> Gallery:
     with gallery.store.writing():
         gallery.build_index(IndexSpec("sq8"))
     gallery.remove(["a3.jpg"])
-    curve = Calibration(gallery.fingerprint, 20, (9.0, 0.0, 0.0, 0.0), -1.0, 1.0, 0.5, "", {"ece": 0.01})
+    curve = Calibration(gallery.fingerprint, 20, (9.0, *[0.0] * 5), -1.0, 1.0, 0.5, "", {"ece": 0.01})
     write_calibration(gallery.folder, curve)
     return gallery
 

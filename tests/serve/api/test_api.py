@@ -151,7 +151,7 @@ def test_options_equal_those_of_the_gallery(
 
 
 def test_probabilities_of_a_calibrated_gallery(api: httpx.Client, gallery: Gallery) -> None:
-    curve = Calibration(gallery.fingerprint, 24, (9.0, -2.0, 1.0, -1.0), -6.0, 0.9, 0.5, "", {})
+    curve = Calibration(gallery.fingerprint, 24, (9.0, -2.0, 0.5, 1.0, -1.0, 0.2), -6.0, 0.9, 0.5, "", {})
     write_calibration(gallery.folder, curve)
     try:
         expected = gallery.search_id(5, 8)
@@ -163,6 +163,9 @@ def test_probabilities_of_a_calibrated_gallery(api: httpx.Client, gallery: Galle
         assert not found["nothing_like_it"]
         some = _found(api.post("/v1/search", json={"id": 5, "k": 8} | lowest))
         assert some["hits"] == found["hits"][:3]
+        own = _found(api.post("/v1/search", json={"vector": gallery.vector(5).tolist(), "k": 2}))
+        assert (own["hits"][0]["id"], own["hits"][0]["probability"]) == (5, 1)
+        assert own["hits"][1]["probability"] < 0.9
         nothing = {"min_probability": 1}
         answer = _found(api.post("/v1/search", json={"id": 5} | nothing))
         assert (answer["hits"], answer["nothing_like_it"]) == ([], True)
