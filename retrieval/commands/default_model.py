@@ -13,7 +13,7 @@ from pathlib import Path
 
 from retrieval.cli import print_status, run_command
 from retrieval.errors import InputError, LookalikeError
-from retrieval.extras import installer
+from retrieval.extras import needs
 from retrieval.files import user_cache
 from retrieval.storage.identity import model_file
 
@@ -32,9 +32,8 @@ def default_model() -> Path:
     missing = next((module for module in _MODULES if find_spec(module) is None), None)
     if missing is not None and not file.is_file():
         raise InputError(
-            f"--model: none given, and {NAME}, which is taken then, is not at hand ({missing} is not "
-            f"installed); {installer()} install 'lookalike[standard]', or give a model file, from `lookalike "
-            "export` on another machine or from `lookalike hub pull`"
+            f"--model: none given, and {NAME}, which is taken then, {needs(missing, 'standard')}; or give a "
+            "model file, from `lookalike export` on another machine or from `lookalike hub pull`"
         )
     print_status(
         f"model: {NAME} with ImageNet weights (apache-2.0), as no --model is given; others: "
