@@ -113,7 +113,7 @@ def test_evaluation_tab_shows_the_newest_report(page: Page, gallery: Gallery) ->
     vectors, labels = stored.vectors, stored.labels
     result = evaluate("again", vectors, np.array(labels)).result
     low, high = result.intervals["recall_at_1"]
-    numbers = f"{100 * result.values['recall_at_1']:.1f}{100 * low:.1f} to {100 * high:.1f}"
+    numbers = f"{100 * result.values['recall_at_1']:.1f}these: {100 * low:.1f} to {100 * high:.1f}"
     expect(report.locator("#report-numbers tbody td").first).to_have_text(numbers)
 
 
