@@ -148,13 +148,11 @@ def timed(count: int, dim: int) -> dict[str, Any]:
 def table(results: list[dict[str, Any]]) -> str:
     """Return printed and measured gains of MAP@R as Markdown, with how often they agree.
 
-    covers: the printed interval holds the measured gain; agree: their difference is within both intervals;
-    false: divisions in which a gain was called certain that was none.
+    covers: divisions whose printed interval holds the measured gain; below: whose measured gain is lower than
+    it; agree: whose difference is within the errors of both; false: in which a certain gain was none.
     """
-    head = (
-        "| data | for | images | printed | measured | printed - measured | covers | agree | false | outside |"
-    )
-    lines = [head, "|---" * 10 + "|"]
+    columns = "data | for | images | printed | measured | printed - measured | covers | below | agree | false"
+    lines = [f"| {columns} | outside |", "|---" * 11 + "|"]
     for data in dict.fromkeys(row["data"] for row in results):
         mine = [row for row in results if row["data"] == data]
         for purpose in PURPOSES:
@@ -176,6 +174,7 @@ def table(results: list[dict[str, Any]]) -> str:
                     f"{seen[:, 0].mean():+.1f}",
                     f"{bias.mean():+.1f} ± {bias.std(ddof=1):.1f}" if len(bias) > 1 else f"{bias[0]:+.1f}",
                     f"{covers.sum()}",
+                    f"{(seen[:, 0] < printed[:, 1]).sum()}",
                     f"{(np.abs(bias) <= reach).sum()}",
                     f"{(certain & (seen[:, 0] <= 0)).sum()} of {certain.sum()}",
                     f"{outside:+.1f}",

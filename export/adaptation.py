@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from train.teaching.whitening import WhiteningGain
 
 _IN_DATABASE = "adapt the model file with --images, and build another collection with it"
-_MOST = 50_000  # vectors that a layer is fitted to
+MOST_ADAPTED = 50_000  # vectors that a layer is fitted to
 _COPIES = 500
 
 
@@ -192,7 +192,7 @@ class _Source:
                 raise InputError("--images and --out: for a model file; a gallery has its own images")
             gallery = open_files(target, _IN_DATABASE, runtime)
             check_projectable(gallery, drop_old=drop_old or dry_run)
-            stored = gallery.embeddings(limit=_MOST)
+            stored = gallery.embeddings(limit=MOST_ADAPTED)
             paths = gallery.paths.lazy(stored.ids.tolist())
             return cls(gallery.embedder, gallery, stored.vectors, stored.labels, paths)
         if not target.exists():
@@ -201,8 +201,8 @@ class _Source:
             raise InputError(f"{target}: a model file needs --images DIR and --out FILE")
         embedder = Embedder.open(target, runtime)
         files = [entry for entry in scan([images]) if isinstance(entry, ImageFile)]
-        if len(files) > _MOST:
-            drawn = np.random.default_rng(0).permutation(len(files))[:_MOST]
+        if len(files) > MOST_ADAPTED:
+            drawn = np.random.default_rng(0).permutation(len(files))[:MOST_ADAPTED]
             files = [files[number] for number in np.sort(drawn).tolist()]
         with Progress("embedding", len(files), "images") as progress:
             embedded = embed_files(

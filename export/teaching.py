@@ -6,19 +6,25 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
 
+from export.adaptation import MOST_ADAPTED
 from export.gallery_layer import apply_layer, print_undo
 from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.device_options import runtime_options
 from retrieval.commands.stores import open_files
+from retrieval.errors import InputError
 from retrieval.files import now
 from retrieval.inference.runtime import Runtime
 from retrieval.text import align_columns, pluralize
 from retrieval.upkeep.reprojection import check_projectable
+
+if TYPE_CHECKING:
+    from train.teaching.labels import Lesson
+    from train.teaching.whitening import WhiteningGain
 
 _IN_DATABASE = "teach a gallery in files of the same images, and build another collection with its model file"
 _TITLES = {"known": "new images of known classes", "unseen": "images of unseen classes"}
@@ -128,8 +134,8 @@ def teach(
     studied = study(lesson.vectors, lesson.classes, lesson.others, starts, config, show_progress=True)
     found = {name: studied.conclude(name) for name in PURPOSES}
     best = next(found[name] for name in PURPOSES if name == purpose)
-    alone = studied.conclude("unseen", learned=False).gains["unseen"] if 0 in config.blends else None
-    if not _is_better(alone, best.gains["unseen"]):
+    alone = _without_labels(lesson)
+    if alone is not None and not _is_better(alone, best.gains["unseen"]):
         alone = None
     warnings = _losses(best.gains)
     facts: dict[str, Any] = {
@@ -155,9 +161,10 @@ def teach(
     }
     lines = [*_gain_lines(best.gains), *warnings]
     if alone is not None:
+        gained, low, high = 100 * (alone.after - alone.before), 100 * alone.low, 100 * alone.high
         lines.append(
             f"`lookalike adapt {gallery}`, which needs no labels, gains more for {_TITLES['unseen']}: "
-            f"{_spread(alone.metrics['map_at_r'])} MAP@R, measured on the same queries"
+            f"{gained:+.1f} ({low:+.1f} to {high:+.1f}) MAP@R"
         )
     if best.is_accepted and not dry_run:
         layer = learn_layer(
@@ -231,11 +238,24 @@ def _losses(gains: Mapping[Any, Any]) -> list[str]:
     ]
 
 
-def _is_better(alone: Any, learned: Any) -> bool:
-    """Return whether the start alone has a proven gain, and a larger one than what was learned."""
-    if alone is None or not alone.is_proven:
-        return False
-    return bool(alone.metrics["map_at_r"].difference > learned.metrics["map_at_r"].difference)
+def _without_labels(lesson: Lesson) -> WhiteningGain | None:
+    """Return what `lookalike adapt` gains, by these labels; `None` if they are too few to measure it."""
+    from train.teaching.whitening import DIMS, NO_CLASS, POWERS, candidates, gain_by_labels
+
+    vectors = np.concatenate([lesson.vectors, lesson.others])
+    classes = np.concatenate([lesson.classes, np.full(len(lesson.others), NO_CLASS)])
+    some = np.random.default_rng(0).permutation(len(vectors))[:MOST_ADAPTED]
+    vectors, classes = vectors[some], classes[some]
+    try:
+        return gain_by_labels(vectors, classes, candidates(vectors, POWERS, DIMS))
+    except InputError:
+        return None
+
+
+def _is_better(alone: WhiteningGain, taught: Any) -> bool:
+    """Return whether adapting has a proven gain, and a larger one for unseen classes than teaching."""
+    learned = -np.inf if taught is None else taught.metrics["map_at_r"].difference
+    return alone.is_proven and bool(alone.after - alone.before > learned)
 
 
 def _reason(gains: Mapping[Any, Any], purpose: str) -> str:

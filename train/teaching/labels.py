@@ -72,7 +72,7 @@ def read_lesson(gallery: Gallery, labels: str) -> Lesson:
     _, sizes = np.unique(classes, return_counts=True)
     if len(sizes) < 2 or sizes.max() < 2:
         few = f"{pluralize(len(ids), 'labelled image')} of {len(sizes)} class{'es' * (len(sizes) != 1)}"
-        raise InputError(f"{gallery.folder}: {few}; label two classes or more, one of them twice or more")
+        raise InputError(f"{gallery.folder}: {few}; label two classes or more, and two images of one of them")
     others = np.setdiff1d(snapshot.live_rows(), rows)
     if len(others) > _MOST_OTHERS:
         others = np.sort(np.random.default_rng(0).choice(others, _MOST_OTHERS, replace=False))

@@ -140,20 +140,15 @@ class Study:
         """Whether there are so many queries of each kind that no further fold is needed."""
         return all(sum(map(len, self._classes[kind])) >= _ENOUGH for kind in KINDS)
 
-    def conclude(self, purpose: Purpose, *, learned: bool = True) -> Measurement:
-        """Return the layer that serves a purpose best, and what the choice gains.
-
-        Args:
-            purpose: Kinds of images that the layer is for.
-            learned: Whether to choose among all candidates; else among those whose blend is 0, the starts.
-        """
+    def conclude(self, purpose: Purpose) -> Measurement:
+        """Return the layer that serves a purpose best, and what the choice gains."""
         random = np.random.default_rng([self._seed, 1])
         classes = {kind: np.concatenate(self._classes[kind]) for kind in KINDS}
         values = {kind: np.concatenate(self._values[kind], axis=1) for kind in KINDS}
         halves = {kind: _halves(classes[kind], kind, random) for kind in KINDS}
         everything = {kind: np.ones(len(classes[kind]), bool) for kind in KINDS}
         by_first, by_second = (
-            self._choose(purpose, values, {kind: halves[kind] == half for kind in KINDS}, learned)
+            self._choose(purpose, values, {kind: halves[kind] == half for kind in KINDS})
             for half in (False, True)
         )
         gains: dict[Kind, Gain | None] = {}
@@ -161,27 +156,22 @@ class Study:
             chosen = np.where(halves[kind], by_first, by_second)  # each by the other half
             after = values[kind][1 + chosen, np.arange(len(chosen))]
             gains[kind] = _gain(kind, classes[kind], values[kind][0], after)
-        best = self._choose(purpose, values, everything, learned)
+        best = self._choose(purpose, values, everything)
         return Measurement(purpose, self._candidates[best], gains)
 
     def _choose(
-        self,
-        purpose: Purpose,
-        values: Mapping[Kind, np.ndarray],
-        some: Mapping[Kind, np.ndarray],
-        learned: bool,
+        self, purpose: Purpose, values: Mapping[Kind, np.ndarray], some: Mapping[Kind, np.ndarray]
     ) -> int:
         """Return the number of the best candidate for some queries of each kind, given as masks.
 
         With two kinds, the smaller one of the relative gains counts.
         """
-        offered = [n for n, one in enumerate(self._candidates) if learned or one.blend == 0]
-        ratios = [np.ones(len(offered))]
+        ratios = [np.ones(len(self._candidates))]
         for kind in _kinds(purpose):
             if some[kind].any():
                 means = values[kind][:, some[kind], 0].mean(1)
-                ratios.append(means[1:][offered] / max(means[0], _TINY))
-        return offered[int(np.min(ratios[1:] or ratios, axis=0).argmax())]
+                ratios.append(means[1:] / max(means[0], _TINY))
+        return int(np.min(ratios[1:] or ratios, axis=0).argmax())
 
 
 def _kinds(purpose: Purpose) -> tuple[Kind, ...]:
