@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from train.teaching.whitening import WhiteningGain
 
 _IN_DATABASE = "adapt the model file with --images, and build another collection with it"
-MOST_ADAPTED = 50_000  # vectors that a layer is fitted to
 _COPIES = 500
 
 
@@ -187,12 +186,14 @@ class _Source:
         drop_old: bool,
     ) -> _Source:
         """Open a gallery, or embed images with a model file."""
+        from train.teaching.whitening import MOST_FITTED
+
         if target.is_dir():
             if images is not None or out is not None:
                 raise InputError("--images and --out: for a model file; a gallery has its own images")
             gallery = open_files(target, _IN_DATABASE, runtime)
             check_projectable(gallery, drop_old=drop_old or dry_run)
-            stored = gallery.embeddings(limit=MOST_ADAPTED)
+            stored = gallery.embeddings(limit=MOST_FITTED)
             paths = gallery.paths.lazy(stored.ids.tolist())
             return cls(gallery.embedder, gallery, stored.vectors, stored.labels, paths)
         if not target.exists():
@@ -201,8 +202,8 @@ class _Source:
             raise InputError(f"{target}: a model file needs --images DIR and --out FILE")
         embedder = Embedder.open(target, runtime)
         files = [entry for entry in scan([images]) if isinstance(entry, ImageFile)]
-        if len(files) > MOST_ADAPTED:
-            drawn = np.random.default_rng(0).permutation(len(files))[:MOST_ADAPTED]
+        if len(files) > MOST_FITTED:
+            drawn = np.random.default_rng(0).permutation(len(files))[:MOST_FITTED]
             files = [files[number] for number in np.sort(drawn).tolist()]
         with Progress("embedding", len(files), "images") as progress:
             embedded = embed_files(

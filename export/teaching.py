@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from export.adaptation import MOST_ADAPTED
 from export.gallery_layer import apply_layer, print_undo
 from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.device_options import runtime_options
@@ -240,11 +239,18 @@ def _losses(gains: Mapping[Any, Any]) -> list[str]:
 
 def _without_labels(lesson: Lesson) -> WhiteningGain | None:
     """Return what `lookalike adapt` gains, by these labels; `None` if they are too few to measure it."""
-    from train.teaching.whitening import DIMS, NO_CLASS, POWERS, candidates, gain_by_labels
+    from train.teaching.whitening import (
+        DIMS,
+        MOST_FITTED,
+        NO_CLASS,
+        POWERS,
+        candidates,
+        gain_by_labels,
+    )
 
     vectors = np.concatenate([lesson.vectors, lesson.others])
     classes = np.concatenate([lesson.classes, np.full(len(lesson.others), NO_CLASS)])
-    some = np.random.default_rng(0).permutation(len(vectors))[:MOST_ADAPTED]
+    some = np.random.default_rng(0).permutation(len(vectors))[:MOST_FITTED]
     vectors, classes = vectors[some], classes[some]
     try:
         return gain_by_labels(vectors, classes, candidates(vectors, POWERS, DIMS))

@@ -24,6 +24,7 @@ POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
 COPY_POWERS = (0.0, 0.25)
 """Powers to choose from by copies, which overrate high ones: these tell images apart, not classes."""
 DIMS = (512, 256, 128)  # and that of the vectors
+MOST_FITTED = 50_000  # vectors
 MOST_QUERIES = 1000
 FEWEST_QUERIES = 20
 FEWEST_CLASSES = 8  # an interval over fewer would be too narrow
