@@ -221,6 +221,8 @@ def _summary(out: Path, facts: dict[str, Any]) -> str:
         held_out = f"{facts['validation_images']} held-out images of {facts['validation_classes']} classes"
         among = f" among {facts['distractors']:,} distractors" if facts["distractors"] else ""
         text += f"; {title} on {held_out}{among} {before:.3f} -> {best:.3f} (epoch {facts['best_epoch']})"
+        if facts["best_epoch"] == 0 and not facts["best_refused"]:
+            text += ", so training found no more there, and the start is kept"
     if facts["linear_probe"] is not None:
         labels = facts["linear_probe_labels"]
         text += f"; linear probe from {labels} labels, on the same images: {facts['linear_probe']:.3f}"

@@ -49,6 +49,7 @@ def test_train_prints_the_probe_of_the_held_out_images(run: Path) -> None:
     assert facts["linear_probe_labels"] == "noisy"
     assert 8 * facts["linear_probe"] == pytest.approx(round(8 * facts["linear_probe"]))
     assert "MAP@R on 8 held-out images of 4 classes" in printed
+    assert ("the start is kept" in printed) == (facts["best_epoch"] == 0)
     assert f"linear probe from noisy labels, on the same images: {facts['linear_probe']:.3f}" in printed
 
 
