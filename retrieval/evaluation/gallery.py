@@ -10,7 +10,7 @@ import numpy as np
 
 from retrieval.errors import InputError, LookalikeError
 from retrieval.evaluation.findings import ImageSet, find_mistakes
-from retrieval.evaluation.report import Report
+from retrieval.evaluation.report import TRAINED_NOTE, Report
 from retrieval.evaluation.score import evaluate
 from retrieval.evaluation.verdict import DECIDING, Verdict, judge
 from retrieval.faiss_backend import CpuBackend
@@ -76,7 +76,7 @@ def evaluate_gallery(
         classes=classes,
         fingerprint=gallery.fingerprint,
         results=[evaluation.result],
-        notes=_notes(found, len(labelled), len(queries), classes),
+        notes=_notes(gallery, found, len(labelled), len(queries), classes),
         findings=find_mistakes(
             evaluation, query_images, ImageSet(gallery.paths.lazy(found.ids.tolist()), labels)
         ),
@@ -170,7 +170,7 @@ def _training_remark(old: Gallery, new: Gallery, verdict: Verdict) -> str:
     A model file names its training data, not the single images, so it is only known of a pretrained backbone
     without a layer that it has not seen them.
     """
-    learned = [_may_have_learned(gallery) for gallery in (old, new)]
+    learned = [_may_have_learned(gallery) is not False for gallery in (old, new)]
     if all(learned):
         return "both models may have been trained on these images: `lookalike evaluate` them on others"
     if learned[0]:
@@ -182,11 +182,12 @@ def _training_remark(old: Gallery, new: Gallery, verdict: Verdict) -> str:
     return ""
 
 
-def _may_have_learned(gallery: Gallery) -> bool:
+def _may_have_learned(gallery: SearchableGallery) -> bool | None:
+    """Return whether the model may have been trained on the images; `None` if there is no readable model."""
     try:
         origin = gallery.embedder.provenance
-    except LookalikeError:  # a damaged model file
-        return True
+    except LookalikeError:
+        return None
     return "source" not in origin or bool(origin.get("layers"))
 
 
@@ -223,8 +224,10 @@ def _check_sizes(gallery: SearchableGallery, sizes: Sequence[int]) -> None:
     raise InputError(f"{gallery.folder}: {why}")
 
 
-def _notes(found: StoredEmbeddings, labelled: int, queries: int, classes: int) -> tuple[str, ...]:
-    notes = []
+def _notes(
+    gallery: SearchableGallery, found: StoredEmbeddings, labelled: int, queries: int, classes: int
+) -> tuple[str, ...]:
+    notes = [TRAINED_NOTE] if _may_have_learned(gallery) else []
     if queries < labelled:
         notes.append(f"The queries are a random sample of the {labelled:,} labelled images.")
     if labelled < len(found.labels):

@@ -21,6 +21,9 @@ OFF_THE_SHELF = "off-the-shelf backbone"  # name of the result of a pretrained b
 REPORTS_FOLDER = "reports"  # folder of a gallery with the reports that it keeps
 
 
+TRAINED_NOTE = "The model may have been trained on these images: others are found less well."
+
+
 @dataclass(frozen=True)
 class Report:
     """Everything that an evaluation found.

@@ -15,6 +15,7 @@ from PIL import Image
 
 from retrieval.commands.options import parse_size
 from retrieval.devices import Device
+from retrieval.evaluation.report import TRAINED_NOTE
 from retrieval.gallery import Gallery
 from retrieval.inference.runtime import Runtime
 from retrieval.inference.sessions import open_session
@@ -152,6 +153,7 @@ def test_rebuild_refuses_a_certain_loss(patterns: Path, tmp_path: Path, model_fi
 
     def measured() -> dict[str, float]:
         report = json.loads(lookalike_here("evaluate", "g", "--json", cwd=tmp_path).stdout)
+        assert TRAINED_NOTE in report["notes"], "neither model is a pretrained backbone"
         return {key: report["results"][-1]["values"][key] for key in ("recall_at_1", "map_at_r")}
 
     lookalike_here("index", "build", "g", "patterns", "--model", "good.onnx", cwd=tmp_path)

@@ -15,7 +15,7 @@ from scipy.stats import ttest_rel
 from retrieval import InputError
 from retrieval.evaluation.comparison import Comparison, Contender, compare_reports, load_contenders
 from retrieval.evaluation.findings import ImageSet, find_mistakes
-from retrieval.evaluation.report import OFF_THE_SHELF, Report
+from retrieval.evaluation.report import OFF_THE_SHELF, TRAINED_NOTE, Report
 from retrieval.evaluation.score import Result, evaluate
 from retrieval.metrics.statistics import holm, mcnemar
 from retrieval.reports.comparison import render_comparison
@@ -198,6 +198,12 @@ def test_single_report_is_refused_and_repeated_seeds_are_noted(tmp_path: Path) -
         side_by_side(ours=ours)
     found = side_by_side(twice=[ours, ours], other=report(tmp_path, 2))
     assert "twice has several runs of one seed" in found.notes[0]
+
+
+def test_contender_that_may_have_been_trained_on_the_images_is_named(tmp_path: Path) -> None:
+    trained = dataclasses.replace(report(tmp_path, 1), notes=(TRAINED_NOTE,))
+    found = side_by_side(plain=report(tmp_path, 2), trained=trained)
+    assert found.notes == ["trained may have been trained on these images, which flatters it."]
 
 
 def test_page_escapes_names_and_has_thumbnails(tmp_path: Path) -> None:
