@@ -172,9 +172,10 @@ def test_only_probabilities_are_in_percent(
     for rank, hit in enumerate(hits[:3]):
         assert hit.probability is not None
         same = f"{100 * hit.probability:.0f} %"
-        expect(cards.nth(rank).locator(".caption")).to_contain_text(f"{same} same")
+        expect(cards.nth(rank).locator(".caption")).to_contain_text(same)
         words = f"similarity {hit.score:.4f}, shows the same with a probability of {same}"
         expect(cards.nth(rank).locator("img")).to_have_attribute("alt", f"{rank + 1} · {words} · {hit.label}")
+    expect(page.get_by_test_id("status")).to_contain_text(re.compile(r"probably the same: \d+ % to \d+ %"))
     cards.nth(1).locator("[data-act=open]").click()
     expect(page.get_by_role("dialog")).to_contain_text(f"2. result · similarity {hits[1].score:.4f}, shows")
     search_with(page, site, "?like=5")  # the shop, which is not calibrated

@@ -64,7 +64,7 @@ export class Results {
     image.src = hit.thumbnail;
     if (mark) part(card, 'mark').className = mark;
     part(card, 'label').textContent = hit.label ?? fileName(hit.key);
-    part(card, 'score').textContent = hit.probability === null ? decimals(hit.score) : `${percent(hit.probability)} same`;
+    part(card, 'score').textContent = hit.probability === null ? decimals(hit.score) : percent(hit.probability);
     part(card, 'open').title = [fileName(hit.key), words, ...Object.entries(hit.metadata).map(([name, value]) => `${name}: ${value}`)].join('\n');
     return card;
   }

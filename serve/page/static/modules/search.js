@@ -125,10 +125,9 @@ class SearchTab {
     const {hits, best, complete} = answer;
     if (best) return nothing(best);
     if (!hits.length) return this.#filters.condition() ? 'No image passes the filters.' : 'There is no other image.';
-    const {sort} = address.state, scores = hits.map(hit => hit.score);
+    const {sort} = address.state;
     const order = sort ? [part(this.#root, 'sort').selectedOptions[0]?.textContent ?? sort] : [];
-    const similar = `similarity ${decimals(Math.max(...scores))} to ${decimals(Math.min(...scores))}`;
-    return [this.#count(hits.length, complete), ...order, similar, `${(duration / 1000).toFixed(2)} s`].join(' · ');
+    return [this.#count(hits.length, complete), ...order, range(hits), `${(duration / 1000).toFixed(2)} s`].join(' · ');
   }
 
   /** Return how many results are shown, and of what. */
@@ -293,4 +292,11 @@ function status(root) {
     line.textContent = text;
     line.classList.toggle('trouble', problem);
   };
+}
+
+/** Return the highest and the lowest number on the cards, and what it is. */
+function range(hits) {
+  const calibrated = hits.every(hit => hit.probability !== null);
+  const values = hits.map(hit => calibrated ? hit.probability : hit.score), shown = calibrated ? percent : decimals;
+  return `${calibrated ? 'probably the same:' : 'similarity'} ${shown(Math.max(...values))} to ${shown(Math.min(...values))}`;
 }
