@@ -51,12 +51,14 @@ def read_judgements(file: Path, gallery: SearchableGallery) -> Judgements:
             have.
     """
     rows = list(read_rows(file))
-    columns = rows[0][1].keys() if rows else set()
+    if not rows:  # a list of nothing
+        return Judgements({}, [])
+    columns = rows[0][1].keys()
     if {"a", "b", "same"} <= columns:
         return Judgements({}, _pairs(rows, gallery))
     name = next((name for name in _NAMES if name in columns), None)
     if name is None or "label" not in columns:
-        what = f"columns {', '.join(map(repr, columns))}" if rows else "no rows"
+        what = f"columns {', '.join(map(repr, columns))}"
         raise InputError(f"{file}: {what}; it needs one of id, key and path, and label, or a, b and same")
     given = [(place, values[name], str(values["label"])) for place, values in rows if values["label"]]
     find = _ids_of_paths if name == "path" else _ids_of

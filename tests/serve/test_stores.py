@@ -143,7 +143,7 @@ def test_server_adds_and_removes_at_once(built: Built, shop: Path) -> None:
         assert str(built.folder.parent) not in wrong
         assert len(service.gallery) == 24
     gallery = service.gallery
-    assert "24" in summary(gallery)
+    assert "24" in summary(gallery, None)
     assert len(examples(gallery, 6)) == 6
     counted = gallery_statistics(gallery)
     assert dict(counted.labels.most) == {"red": 8, "green": 8, "blue": 8}

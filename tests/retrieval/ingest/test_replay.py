@@ -163,6 +163,9 @@ def test_a_corrected_table_of_suspects_is_taken_back(tmp_path: Path) -> None:
     vectors = unit(np.array([[1, 0.01], [1, 0], [1, 0.2], [0, 1], [0.01, 1], [0.1, 1]]))
     gallery = make(tmp_path / "g", vectors, labels=["a", "a", "b", "b", "b", "a"])
     take = ["index", "decisions", str(gallery.folder), "--labels", str(tmp_path / "suspects.csv")]
+    lookalike_here("suspects", str(gallery.folder), "-k", "2", "--list", take[-1])
+    assert rows_of(Path(take[-1])) == [], "so few images show nothing with certainty"
+    assert lookalike_here(*take).stdout == f"{gallery.folder}: 0 labels changed, 0 as before\n"
     most = ["--most", "9", "--list", take[-1]]
     lookalike_here("suspects", str(gallery.folder), "-k", "2", *most)
     table = rows_of(tmp_path / "suspects.csv")

@@ -88,7 +88,7 @@ def test_sweep_draws_the_curves_of_its_runs(tmp_path: Path) -> None:
     shared = parse_changes([*changes, "watch.split=test", "model.embedding_dim=8"])
     experiment = Experiment(f"folder:{tmp_path / 'data'}", None, shared)
     plan = make_sweep_plan(
-        tmp_path / "out", experiment, parse_variants(["a", "b:loss.margin=0.4"]), (0, 1), None
+        tmp_path / "out", experiment, parse_variants(["a", "b:loss.alpha=3"]), (0, 1), None
     )
     found = run_sweep(tmp_path / "out", plan, lambda _: None)
     assert [(curve.variant, curve.quantity, curve.steps, curve.runs) for curve in found.curves] == [

@@ -40,6 +40,7 @@ SMALL = (
     "batch.per_class=4",
     "split.validation=0.34",
     "epochs=2",
+    "loss={name: triplet, negatives: optimal, margin: 0.2}",
 )
 VARIANTS = ("plain", "wide:loss.margin=0.6; optimizer.lr=1e-2")
 SEEDS = (0, 1)

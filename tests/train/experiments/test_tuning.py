@@ -244,7 +244,7 @@ def test_failed_trial_counts_and_the_search_goes_on(hues: Path, tmp_path: Path) 
         (["a:loss.margin={low: 2, high: 1}"], "method a: loss.margin: expected low below high"),
         (["a:epochs={low: -2, high: 5}"], "method a: epochs: expected 0 or more, got -2"),
         (["a:epoch={low: 1, high: 5}"], "method a: epoch: .* did you mean 'epochs'"),
-        (["a:loss.margn={low: 1, high: 5}"], "method a at .*loss: .*did you mean 'margin'"),
+        (["a:loss={name: triplet, margn: {low: 1, high: 5}}"], "method a at .*loss: .*did you mean 'margin'"),
         (["a:seed=3"], "method a: seed: cannot differ between methods; use --seed"),
         (["a:split.validation={low: 0.1, high: 0.5}"], "method a: split.validation: cannot differ"),
         ([], "no methods to tune"),

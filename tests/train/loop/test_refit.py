@@ -30,6 +30,7 @@ CHOSEN = [
     "split.choice=always",
     "batch.per_epoch=3",
     "optimizer.lr=0.05",
+    "loss={name: triplet, negatives: optimal, margin: 0.2}",
 ]
 
 

@@ -211,7 +211,7 @@ def test_pml_losses_get_the_sizes_of_the_training(name: str) -> None:
 def test_training_gives_pml_losses_their_sizes(shop: Path, tmp_path: Path) -> None:
     """The checkpoint has three proxies for each of the training classes, of the model's dimension."""
     words = ["train", "--data", f"folder:{shop}", "--out", str(tmp_path / "out"), "--set", "epochs=1"]
-    words += ["--set", "preprocess.size=24", "--set", "model.embedding_dim=8"]
+    words += ["--recipe", "scratch", "--set", "preprocess.size=24", "--set", "model.embedding_dim=8"]
     lookalike_here(*words, "--set", "loss={name: pml:SubCenterArcFaceLoss}")
     tensors = load_file(next(tmp_path.rglob("*.safetensors")))
     (proxies,) = [value for key, value in tensors.items() if key.endswith("term.loss.W")]
