@@ -336,6 +336,6 @@ def test_error_of_the_picture_before_does_not_stay(page: Page, tmp_path: Path, s
     upload(page, shop / "red" / "2.png")
     page.wait_for_function("window.during")
     assert page.evaluate("during") == "Reading the picture …"
-    expect(status).to_contain_text("similarity")
+    expect(status).to_contain_text("probably the same")
     upload(page, shop / "red" / "2.png")  # nothing else to search
-    expect(status).to_contain_text("similarity")
+    expect(status).to_contain_text("probably the same")
