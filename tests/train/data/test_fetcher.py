@@ -228,6 +228,7 @@ def test_missing_file_on_the_server_is_reported(server: Server, birds: Archive, 
         ("zip", zip_of({**BIRDS, "a/..\\..\\escaped": b"x"})),
         ("zip", zip_of({**BIRDS, "C:/escaped": b"x"})),
     ],
+    ids=["tar-parent", "tar-link", "zip-parent", "zip-absolute", "zip-backslash", "zip-drive"],
 )
 def test_archive_member_outside_the_folder_is_refused(
     server: Server, birds: Archive, tmp_path: Path, kind: str, content: bytes
