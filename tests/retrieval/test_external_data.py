@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
@@ -222,7 +223,7 @@ def tensors(message: Any) -> Iterator[TensorProto]:
         yield message
     for field, value in message.ListFields():
         if field.message_type is not None:
-            for part in value if field.is_repeated else [value]:
+            for part in [value] if isinstance(value, Message) else value:
                 yield from tensors(part)
 
 
