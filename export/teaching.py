@@ -160,10 +160,10 @@ def teach(
     }
     lines = [*_gain_lines(best.gains), *warnings]
     if alone is not None:
-        gained, low, high = 100 * (alone.after - alone.before), 100 * alone.low, 100 * alone.high
+        spread = _spread(alone.after - alone.before, alone.low, alone.high)
         lines.append(
             f"`lookalike adapt {gallery}`, which needs no labels, gains more for {_TITLES['unseen']}: "
-            f"{gained:+.1f} ({low:+.1f} to {high:+.1f}) MAP@R"
+            f"{spread} MAP@R"
         )
     if best.is_accepted and not dry_run:
         layer = learn_layer(
@@ -217,23 +217,24 @@ def _gain_lines(gains: Mapping[Any, Any]) -> list[str]:
         for name, text in _METRICS.items():
             change = gain.metrics[name]
             before, after = (f"{100 * value:.1f}" for value in (change.before, change.after))
-            rows.append((title, text, before, after, _spread(change)))
+            spread = _spread(change.difference, change.low, change.high)
+            rows.append((title, text, before, after, spread))
             title = ""
     return align_columns(rows)
 
 
-def _spread(change: Any) -> str:
-    return f"{100 * change.difference:+.1f} ({100 * change.low:+.1f} to {100 * change.high:+.1f})"
+def _spread(difference: float, low: float, high: float) -> str:
+    return f"{100 * difference:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
 
 
 def _losses(gains: Mapping[Any, Any]) -> list[str]:
     """Return a warning for each metric that certainly falls."""
     return [
-        f"warning: {_TITLES[kind]} lose: {_spread(gain.metrics[name])} {text}"
+        f"warning: {_TITLES[kind]} lose: {_spread(change.difference, change.low, change.high)} {text}"
         for kind, gain in gains.items()
         if gain is not None
         for name, text in _METRICS.items()
-        if gain.metrics[name].high < 0
+        if (change := gain.metrics[name]).high < 0
     ]
 
 

@@ -29,6 +29,7 @@ from retrieval.metrics.calibration import (
 from retrieval.progress import Progress
 from retrieval.search.calibration import DEPTH, SAME, Calibration, features, logistic, summary
 from retrieval.search.query import SearchOptions
+from retrieval.search.rerank import unit
 from retrieval.searchable import Hit, SearchableGallery
 
 QUERIES = 3000
@@ -292,14 +293,7 @@ def change(vectors: np.ndarray, seed: int = 0) -> np.ndarray:
     away = vectors[order] - vectors[np.roll(order, 1)]
     away -= np.einsum("nd,nd->n", away, vectors)[:, None] * vectors
     squares = random.uniform(_FARTHEST, 1, (len(vectors), 1)).astype(np.float32)
-    return _unit(np.sqrt(squares) * vectors + np.sqrt(1 - squares) * _unit(away))
-
-
-def _unit(vectors: np.ndarray) -> np.ndarray:
-    """Return vectors divided by their norm, if that is not 0."""
-    norm = np.linalg.norm(vectors, axis=1, keepdims=True)
-    unit: np.ndarray = vectors / np.maximum(norm, np.finfo(np.float32).tiny)
-    return unit
+    return unit(np.sqrt(squares) * vectors + np.sqrt(1 - squares) * unit(away))
 
 
 class _Rows:

@@ -19,8 +19,6 @@ _READABLE = (3, 4)  # 3 has no intervals over classes, no spreads, and no MAP@R 
 REPORT_FILE = "report.json"
 OFF_THE_SHELF = "off-the-shelf backbone"  # name of the result of a pretrained backbone without a head
 REPORTS_FOLDER = "reports"  # folder of a gallery with the reports that it keeps
-
-
 TRAINED_NOTE = "The model may have been trained on these images: others are found less well."
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -70,13 +70,9 @@ class Verdict:
         """Whether a metric certainly loses."""
         return self.outcome in ("less", "mixed")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Verdict:
-        """Inverse of `to_dict`, also after a round trip through JSON."""
+        """Inverse of `dataclasses.asdict`, also after a round trip through JSON."""
         changes = {
             key: Change(
                 change["difference"],

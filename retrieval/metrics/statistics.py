@@ -109,15 +109,14 @@ def bootstrap_intervals(
     """
     known = ~np.isnan(values).any(1)
     sums = values[known]  # [units, metrics]: a unit is a query or a class
-    level = _LEVEL / 2
     sizes = None
     if classes is not None:
         _, unit_of, sizes = np.unique(classes[known], return_inverse=True, return_counts=True)
         sums = np.stack([np.bincount(unit_of, column, len(sizes)) for column in sums.T], 1)
-        level = _expanded_level(len(sizes))
     count = len(sums)
     if count < (1 if classes is None else 2):
         return np.full((values.shape[1], 2), np.nan)
+    level = _LEVEL / 2 if sizes is None else _expanded_level(count)
     random = np.random.default_rng(seed)
     means = np.empty((resamples, values.shape[1]))
     step = max(1, _BLOCK // count)
@@ -138,9 +137,7 @@ def class_intervals(values: np.ndarray, classes: np.ndarray) -> np.ndarray | Non
 
 
 def _expanded_level(count: int) -> float:
-    """Return the level of the percentile that replaces 0.025 for so many resampled units."""
-    if count < 2:
-        return _LEVEL / 2
+    """Return the level of the percentile that replaces 0.025 for so many resampled units, two or more."""
     from scipy import special  # slow to import
 
     reach = -float(special.stdtrit(count - 1, _LEVEL / 2)) * math.sqrt(count / (count - 1))

@@ -29,7 +29,7 @@ def expand(
     Source: Radenovic, Tolias and Chum, Fine-tuning CNN image retrieval with no human annotation, TPAMI 2018.
     """
     weights = np.maximum(scores, 0) ** alpha
-    return _unit(queries + np.einsum("qn,qnd->qd", weights, neighbours))
+    return unit(queries + np.einsum("qn,qnd->qd", weights, neighbours))
 
 
 def k_reciprocal(
@@ -88,7 +88,7 @@ def _reciprocal(order: np.ndarray, k: int) -> np.ndarray:
     return mutual
 
 
-def _unit(vectors: np.ndarray) -> np.ndarray:
+def unit(vectors: np.ndarray) -> np.ndarray:
     """Return vectors scaled to unit length, float32; zero vectors stay zero."""
     norm = np.linalg.norm(vectors, axis=-1, keepdims=True)
     scaled: np.ndarray = (vectors / np.maximum(norm, 1e-12)).astype(np.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ def test_outcomes(recall: np.ndarray, map_at_r: np.ndarray, outcome: str, start:
     assert set(found.changes) == {"recall_at_1", "recall_at_4", "map_at_r"}
     assert ("is not certain" in found.sentence) == (start.endswith("MAP@R +"))
     assert ("for other classes like these" in found.sentence) == (outcome != "same")
-    assert Verdict.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    assert Verdict.from_dict(json.loads(json.dumps(asdict(found)))) == found
 
 
 def test_a_gain_that_classes_do_not_share_is_not_certain() -> None:
