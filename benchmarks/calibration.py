@@ -28,7 +28,7 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
 from retrieval import Gallery
-from retrieval.evaluation.calibration import (
+from retrieval.evaluation.calibration_fit import (
     ABSENT_CLASS,
     CHANGED,
     KINDS,
@@ -42,15 +42,15 @@ from retrieval.evaluation.calibration import (
     judged_hits,
 )
 from retrieval.images.load import load_image
-from retrieval.metrics.calibration import (
+from retrieval.metrics.reliability import (
     Bin,
     brier_score,
     calibration_error,
     error_by_chance,
     reliability,
 )
-from retrieval.reports.calibration import plot_reliability
 from retrieval.reports.figures import save_figure
+from retrieval.reports.reliability import plot_reliability
 from retrieval.search.calibration import DEPTH, SAME
 
 Predict = Callable[[JudgedHits], np.ndarray]

@@ -24,9 +24,9 @@ import numpy as np
 import torch
 
 from retrieval import Embedder, Gallery, metrics
-from retrieval.embedder import measure_latency
 from retrieval.images.load import load_image
 from retrieval.metrics import per_query
+from retrieval.model.embedder import measure_latency
 from train import data, settings
 from train.loop.refit import train_run
 from train.loop.run_folder import Run

@@ -31,11 +31,11 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from retrieval import Gallery
+from retrieval.curation import duplicates
+from retrieval.curation.duplicates import find_duplicates
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import Facts
 from retrieval.storage.store import Store
-from retrieval.upkeep import duplicates
-from retrieval.upkeep.duplicates import find_duplicates
 
 BATCH = 4096
 SAMPLE = 2048

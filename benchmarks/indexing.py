@@ -39,7 +39,7 @@ from benchmarks._photographs import write_photographs
 from benchmarks.gallery_scale import commit, machine
 from retrieval import Embedder, Gallery
 from retrieval.images.decode import BATCH, Decoded, decode_ahead
-from retrieval.resources import cores
+from retrieval.machine.resources import cores
 
 MEASURED = 640  # images after which the embedder has chosen its batch size
 

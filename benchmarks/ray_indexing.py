@@ -34,7 +34,7 @@ from retrieval.ingest.indexing import BatchSource, add_images
 from retrieval.ingest.ray_source import RaySource
 from retrieval.ingest.ray_workers import connected
 from retrieval.ingest.sources import Sources
-from retrieval.resources import cores
+from retrieval.machine.resources import cores
 
 MEGABYTE = 1e6
 

@@ -46,11 +46,11 @@ from benchmarks._servers import COMMAND, processor_seconds, started
 from benchmarks.gallery_scale import machine
 from benchmarks.search import draw
 from retrieval import Gallery
-from retrieval.embedder import Embedder
-from retrieval.inference.runtime import Runtime
+from retrieval.galleries.database import StoreGallery
+from retrieval.model.embedder import Embedder
+from retrieval.model.runtime import Runtime
 from retrieval.storage.records import NO_FACTS, Facts, FileStamp, NewItem
 from retrieval.stores.address import PASSWORD, parse_address
-from retrieval.stores.gallery import StoreGallery
 from tests.retrieval.stores.postgres_server import PostgresServer, running
 from tests.serve.model import DIM, write_model
 

@@ -32,9 +32,9 @@ import pyarrow.parquet as pq
 from benchmarks.gallery_scale import commit, machine
 from benchmarks.search import draw
 from benchmarks.store_recall import metadata_of
+from retrieval.galleries.database import StoreGallery, open_gallery
 from retrieval.ingest.transfer import export_vectors, import_vectors
 from retrieval.stores.address import PASSWORD, Address, parse_address
-from retrieval.stores.gallery import StoreGallery, open_gallery
 
 NAME = "benchmark"  # of the embedding
 

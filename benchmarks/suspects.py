@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from retrieval import Gallery
+from retrieval.curation.suspects import find_suspects
 from retrieval.storage.records import Change
 from retrieval.upkeep.snapshot import copy_gallery
-from retrieval.upkeep.suspects import find_suspects
 
 CASES = (("-", 0.0), *((kind, share) for kind in ("random", "confused") for share in (0.02, 0.05, 0.1)))
 SEEDS = 10

@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 
 from retrieval import Gallery, metrics
-from retrieval.layer import Layer
 from retrieval.metrics import per_query
 from retrieval.metrics.statistics import bootstrap_intervals
+from retrieval.model.layer import Layer
 from train.teaching.layers import fit_starts, learn, learn_layer
 from train.teaching.measuring import KINDS, METRICS, PURPOSES, Candidate, Study, study
 from train.teaching.settings import TeachingConfig

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from benchmarks._photographs import write_photographs
 from retrieval import Preprocess
-from retrieval.resources import cores
+from retrieval.machine.resources import cores
 from train import data
 from train.config import AugmentConfig, BatchConfig, Config, LoaderConfig, ModelConfig, SplitConfig
 from train.input import cache as cache_module

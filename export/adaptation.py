@@ -16,13 +16,13 @@ from export.layer import append_layer
 from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.device_options import runtime_options
 from retrieval.commands.stores import open_files
-from retrieval.embedder import Embedder
 from retrieval.errors import InputError
 from retrieval.files import now
-from retrieval.gallery import Gallery
+from retrieval.galleries.files import Gallery
 from retrieval.images.decode import embed_files
-from retrieval.inference.runtime import Runtime
 from retrieval.ingest.sources import scan
+from retrieval.model.embedder import Embedder
+from retrieval.model.runtime import Runtime
 from retrieval.progress import Progress
 from retrieval.storage.planning import ImageFile
 from retrieval.text import pluralize

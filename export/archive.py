@@ -1,4 +1,4 @@
-"""Writing of model archives: two ONNX models and a tokenizer as one file; see `retrieval.model_archive`."""
+"""Writing of model archives: two ONNX models and a tokenizer as one file; see `retrieval.model.archive`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from retrieval.files import atomic_write
-from retrieval.model_archive import MEMBERS
+from retrieval.model.archive import MEMBERS
 
 _TIME = (1980, 1, 1, 0, 0, 0)  # equal contents give equal bytes
 

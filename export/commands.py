@@ -9,8 +9,8 @@ import click
 
 from retrieval.cli import json_option, print_next, print_result, print_status
 from retrieval.commands.device_options import runtime_options
-from retrieval.inference.runtime import Runtime
-from retrieval.licenses import license_notice
+from retrieval.model.licenses import license_notice
+from retrieval.model.runtime import Runtime
 
 
 def _read_blend(ctx: click.Context, option: click.Parameter, text: str | None) -> float | str | None:

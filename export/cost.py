@@ -10,10 +10,10 @@ import numpy as np
 
 from export.samples import SampleImages, noise_images, sample_by_class
 from retrieval import metrics
-from retrieval.embedder import Embedder, measure_latency
 from retrieval.errors import InputError
 from retrieval.images.decode import embed_files
-from retrieval.inference.runtime import Runtime
+from retrieval.model.embedder import Embedder, measure_latency
+from retrieval.model.runtime import Runtime
 from retrieval.progress import Progress
 from train.data import class_numbers
 

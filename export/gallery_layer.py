@@ -10,9 +10,9 @@ from typing import Any
 from export.layer import append_layer
 from retrieval.cli import print_result
 from retrieval.commands.stores import open_files
-from retrieval.embedder import Embedder
-from retrieval.gallery import Gallery
-from retrieval.layer import Layer
+from retrieval.galleries.files import Gallery
+from retrieval.model.embedder import Embedder
+from retrieval.model.layer import Layer
 from retrieval.text import pluralize
 from retrieval.upkeep.reprojection import reproject, undo
 

@@ -20,12 +20,12 @@ from export.cost import Cost, measure_cost
 from export.graph import half_precision, to_onnx
 from export.int8 import quantise
 from export.samples import SampleImages
-from retrieval.embedder import FORMAT_VERSION, Embedder
 from retrieval.errors import LookalikeError
 from retrieval.files import atomic_write, now
 from retrieval.images.preprocess import Preprocess
-from retrieval.inference.runtime import Runtime
-from retrieval.installation import versions
+from retrieval.machine.installation import versions
+from retrieval.model.embedder import FORMAT_VERSION, Embedder
+from retrieval.model.runtime import Runtime
 from retrieval.progress import Progress
 from train.loop.run_folder import Run
 from train.losses.matryoshka import prefix_weights

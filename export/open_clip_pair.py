@@ -12,11 +12,11 @@ from export.pair import Encoder, Pair
 from export.published_configs import card_licence, open_clip_preprocess
 from export.tokenizer_files import clip_tokenizer, with_cleaning, without_closing_token
 from retrieval.errors import InputError, LookalikeError, did_you_mean
-from retrieval.extras import needs
 from retrieval.files import now
-from retrieval.hub import cache_while_unreachable
-from retrieval.installation import versions
-from retrieval.text_encoder import TextInput
+from retrieval.machine.extras import needs
+from retrieval.machine.installation import versions
+from retrieval.model.hub import cache_while_unreachable
+from retrieval.model.text_encoder import TextInput
 
 _SCHEMAS = ("hf-hub:", "local-dir:")
 _CLEANINGS = ("lower", "whitespace", "canonicalize")

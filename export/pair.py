@@ -21,12 +21,12 @@ from export.model_file import MAX_DIFFERENCE, MIN_COSINE, Proof
 from export.sample_texts import SAMPLE_TEXTS
 from export.samples import SampleImages
 from export.tokenizer_files import Tokenize, check_tokens
-from retrieval.embedder import FORMAT_VERSION, Embedder
 from retrieval.errors import LookalikeError
 from retrieval.images.preprocess import Preprocess
-from retrieval.inference.runtime import Runtime
-from retrieval.model_archive import IMAGE, TEXT, TOKENIZER
-from retrieval.text_encoder import PROPERTY, TOKENS, TextInput
+from retrieval.model.archive import IMAGE, TEXT, TOKENIZER
+from retrieval.model.embedder import FORMAT_VERSION, Embedder
+from retrieval.model.runtime import Runtime
+from retrieval.model.text_encoder import PROPERTY, TOKENS, TextInput
 
 _MAX_BYTES = 2**31 - 1  # of a protocol buffer
 _IMAGES = 32

@@ -11,7 +11,7 @@ from export.samples import NOISE, SampleImages
 from retrieval.errors import InputError, did_you_mean
 from retrieval.files import now, sha256_of
 from retrieval.images.preprocess import Preprocess
-from retrieval.installation import versions
+from retrieval.machine.installation import versions
 from train.config import Config, ModelConfig
 from train.models.embedding_model import headless_model
 from train.pretrained_configs import (

@@ -17,7 +17,7 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from retrieval.errors import InputError
 from retrieval.images.preprocess import Preprocess
-from retrieval.text_encoder import MASK, TOKENS
+from retrieval.model.text_encoder import MASK, TOKENS
 
 _IMAGE_OUTPUTS = ("image_embeds", "embedding", "image_features", "pooler_output", "last_hidden_state")
 _TEXT_OUTPUTS = ("text_embeds", "embedding", "text_features", "pooler_output")

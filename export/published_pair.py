@@ -32,17 +32,17 @@ from export.published_graphs import PublishedGraph, read_graph, wrap_image_encod
 from export.sample_texts import SAMPLE_TEXTS
 from export.samples import SampleImages
 from export.tokenizer_files import with_cleaning, without_closing_token
-from retrieval.embedder import FORMAT_VERSION, Embedder
 from retrieval.errors import InputError
-from retrieval.external_data import refuse_external_data
 from retrieval.files import now
-from retrieval.hub import download
 from retrieval.images.preprocess import Preprocess
-from retrieval.inference.interruption import interruptible, run
-from retrieval.inference.runtime import Runtime
-from retrieval.installation import versions
-from retrieval.model_archive import IMAGE, TEXT, TOKENIZER
-from retrieval.text_encoder import MASK, PROPERTY, TOKENS, TextInput, TextTokenizer
+from retrieval.machine.installation import versions
+from retrieval.model.archive import IMAGE, TEXT, TOKENIZER
+from retrieval.model.embedder import FORMAT_VERSION, Embedder
+from retrieval.model.external_data import refuse_external_data
+from retrieval.model.hub import download
+from retrieval.model.interruption import interruptible, run
+from retrieval.model.runtime import Runtime
+from retrieval.model.text_encoder import MASK, PROPERTY, TOKENS, TextInput, TextTokenizer
 
 _CONFIGS = ("*.json", "README.md", "visual/*.json", "textual/*.json")
 _PAIRS = ("visual/model.onnx*", "textual/model.onnx*", "onnx/vision_model.onnx*", "onnx/text_model.onnx*")

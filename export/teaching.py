@@ -17,7 +17,7 @@ from retrieval.commands.device_options import runtime_options
 from retrieval.commands.stores import open_files
 from retrieval.errors import InputError
 from retrieval.files import now
-from retrieval.inference.runtime import Runtime
+from retrieval.model.runtime import Runtime
 from retrieval.text import align_columns, pluralize
 from retrieval.upkeep.reprojection import check_projectable
 

@@ -9,11 +9,11 @@ from export.model_file import LIBRARIES
 from export.pair import Encoder, Pair
 from export.published_configs import card_licence, transformers_preprocess
 from retrieval.errors import InputError, LookalikeError
-from retrieval.extras import needs
 from retrieval.files import now
-from retrieval.hub import cache_while_unreachable
-from retrieval.installation import versions
-from retrieval.text_encoder import TextInput
+from retrieval.machine.extras import needs
+from retrieval.machine.installation import versions
+from retrieval.model.hub import cache_while_unreachable
+from retrieval.model.text_encoder import TextInput
 
 # Their text encoders need no mask: CLIP reads the first closing token and what is before it, SigLIP was
 # trained with its padding. SigLIP 2 for fixed sizes has the type siglip.

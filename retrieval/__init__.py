@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from retrieval import metrics as metrics
-    from retrieval.embedder import Embedder as Embedder
     from retrieval.errors import ImageError as ImageError
     from retrieval.errors import InputError as InputError
     from retrieval.errors import LookalikeError as LookalikeError
-    from retrieval.gallery import Gallery as Gallery
+    from retrieval.galleries.database import open_gallery as open_gallery
+    from retrieval.galleries.files import Gallery as Gallery
+    from retrieval.galleries.searchable import Hit as Hit
+    from retrieval.galleries.searchable import Item as Item
     from retrieval.images.load import load_image as load_image
     from retrieval.images.preprocess import Preprocess as Preprocess
-    from retrieval.inference.runtime import Runtime as Runtime
+    from retrieval.model.embedder import Embedder as Embedder
+    from retrieval.model.runtime import Runtime as Runtime
     from retrieval.search.query import SearchOptions as SearchOptions
-    from retrieval.searchable import Hit as Hit
-    from retrieval.searchable import Item as Item
     from retrieval.storage.records import IndexSpec as IndexSpec
-    from retrieval.stores.gallery import open_gallery as open_gallery
 
 # Both variables are read once, when the libraries are imported. ONNX Runtime sends telemetry by default.
 # OpenMP threads (FAISS, torch) that spin while they wait are several times slower as soon as other work needs
@@ -30,19 +30,19 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _MODULES = {
-    "Embedder": "embedder",
-    "Gallery": "gallery",
-    "Hit": "searchable",
+    "Embedder": "model.embedder",
+    "Gallery": "galleries.files",
+    "Hit": "galleries.searchable",
     "ImageError": "errors",
     "IndexSpec": "storage.records",
     "InputError": "errors",
-    "Item": "searchable",
+    "Item": "galleries.searchable",
     "LookalikeError": "errors",
     "Preprocess": "images.preprocess",
-    "Runtime": "inference.runtime",
+    "Runtime": "model.runtime",
     "SearchOptions": "search.query",
     "load_image": "images.load",
-    "open_gallery": "stores.gallery",
+    "open_gallery": "galleries.database",
 }
 __all__ = [*_MODULES, "metrics"]
 

@@ -20,7 +20,7 @@ from typing import Any, cast
 import click
 
 from retrieval.errors import InputError, LookalikeError, describe_os_error
-from retrieval.extras import missing_extra
+from retrieval.machine.extras import missing_extra
 from retrieval.text import printable, printable_lines
 
 # Sub-commands: where each one is defined, and its line in `lookalike --help`. This is the only place where

@@ -16,7 +16,7 @@ import click
 from retrieval.cli import json_option, print_result, print_status, run_command
 from retrieval.errors import InputError, LookalikeError
 from retrieval.evaluation.report import Report
-from retrieval.extras import needs
+from retrieval.machine.extras import needs
 
 
 @dataclass(frozen=True)

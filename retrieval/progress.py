@@ -15,8 +15,7 @@ from types import TracebackType
 
 from tqdm import tqdm
 
-from retrieval.notices import print_notice
-from retrieval.text import printable
+from retrieval.text import print_notice, printable
 
 _SECONDS_BETWEEN_LINES = 10.0
 _MIN_SECONDS_TO_STAY = 1.0

@@ -1,9 +1,11 @@
-"""Text output: printable text, aligned columns, counts with their noun, published values."""
+"""Text output: printable text, notices on stderr, aligned columns, counts, published values."""
 
 from __future__ import annotations
 
+import sys
 import unicodedata
 from collections.abc import Container, Sequence
+from functools import cache
 
 # Characters that change the direction of text, which could show a name in another order.
 _BIDIRECTIONAL = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -30,6 +32,17 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """Return a text with its line breaks, but without other control characters."""
     return "\n".join(map(printable, text.split("\n")))
+
+
+def print_notice(line: str) -> None:
+    """Print a line that is no result on stderr, such as a device that could not be used."""
+    print(printable(line), file=sys.stderr, flush=True)
+
+
+@cache
+def print_once(line: str) -> None:
+    """Print a notice, unless this process has printed it before."""
+    print_notice(line)
 
 
 def display_width(text: str) -> int:

@@ -21,7 +21,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 
-from retrieval.resources import cores
+from retrieval.machine.resources import cores
 from serve.addresses import API, api_of, page_of
 from serve.api import (
     changes,

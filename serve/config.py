@@ -17,9 +17,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from retrieval.cli import print_status
-from retrieval.devices import Device
 from retrieval.errors import InputError, did_you_mean
-from retrieval.inference.runtime import Runtime
+from retrieval.machine.devices import Device
+from retrieval.model.runtime import Runtime
 from serve.addresses import parse_galleries
 from serve.core.permissions import Permissions
 
@@ -180,7 +180,7 @@ def settings(
 
 def _check_shared(galleries: Mapping[str, Path], workers: int) -> None:
     """Raise an `InputError` if a gallery is in a database that a single process can open."""
-    from retrieval.stores.folder import is_store, read_folder
+    from retrieval.galleries.database_folder import is_store, read_folder
 
     for folder in galleries.values():
         if is_store(folder) and (address := read_folder(folder).address).embedded:

@@ -17,11 +17,11 @@ from pydantic import Field
 
 from retrieval.commands.device_options import runtime_options
 from retrieval.errors import ImageError, InputError, LookalikeError, did_you_mean
+from retrieval.galleries.searchable import Hit
 from retrieval.images import remote
 from retrieval.images.load import read_bytes
-from retrieval.inference.runtime import Runtime
+from retrieval.model.runtime import Runtime
 from retrieval.search.query import SearchOptions
-from retrieval.searchable import Hit
 from retrieval.storage.records import Value
 from serve.addresses import parse_galleries
 from serve.core.permissions import Permissions

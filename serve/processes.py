@@ -20,7 +20,7 @@ from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.multiprocess import Process
 
 from retrieval.errors import LookalikeError
-from retrieval.resources import cores
+from retrieval.machine.resources import cores
 from serve.app import create_app
 from serve.config import Settings
 from serve.core.service import SearchService, open_services

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from retrieval.errors import InputError, LookalikeError
-from retrieval.extras import needs
+from retrieval.machine.extras import needs
 from serve.config import Settings
 from serve.http.logs import configure_logging, report_status
 

@@ -15,8 +15,8 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from export.archive import write_archive
 from retrieval.images.preprocess import Preprocess
-from retrieval.model_archive import IMAGE, TEXT, TOKENIZER
-from retrieval.text_encoder import PROPERTY, TextInput
+from retrieval.model.archive import IMAGE, TEXT, TOKENIZER
+from retrieval.model.text_encoder import PROPERTY, TextInput
 
 SIZE, DIM, LENGTH = 16, 8, 12
 COLOURS = {

@@ -23,22 +23,16 @@ PACKAGES = {
 # The rooms of each package, from the ground up. A module imports from its own room and from lower floors.
 FLOORS = {
     "retrieval": (
-        "errors extras text layer lazy_faiss licenses",
-        "devices gpu_code notices",
-        "installation",
-        "external_data files lru_cache progress resources cli",
-        "gpu_trials",
-        "faiss_backend",
-        "images inference model_archive",
-        "hub text_encoder",
-        "embedder",
-        "metrics",
+        "errors text",
+        "files progress",
+        "machine",
+        "cli images",
+        "model metrics",
         "storage",
         "search",
-        "searchable",
-        "gallery",
         "stores",
-        "upkeep",
+        "galleries",
+        "curation upkeep",
         "ingest",
         "evaluation planning",
         "reports",
@@ -84,11 +78,11 @@ FLOORS = {
 }
 # The imports that climb, at call time: `add` of a gallery starts an ingest, which is built on galleries.
 CLIMBS = {
-    ("retrieval.gallery", "retrieval.ingest.indexing"),
-    ("retrieval.gallery", "retrieval.ingest.sources"),
-    ("retrieval.stores.gallery", "retrieval.ingest.indexing"),
-    ("retrieval.stores.gallery", "retrieval.ingest.sources"),
-    ("retrieval.stores.gallery", "retrieval.ingest.store_indexing"),
+    ("retrieval.galleries.files", "retrieval.ingest.indexing"),
+    ("retrieval.galleries.files", "retrieval.ingest.sources"),
+    ("retrieval.galleries.database", "retrieval.ingest.indexing"),
+    ("retrieval.galleries.database", "retrieval.ingest.sources"),
+    ("retrieval.galleries.database", "retrieval.ingest.store_indexing"),
 }
 
 

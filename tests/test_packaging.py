@@ -21,10 +21,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from retrieval.cli import COMMANDS
-from retrieval.devices import gpus
+from retrieval.machine.devices import gpus
 from serve.client import ApiError, Client
+from tests.retrieval.machine.test_installation import GPU
 from tests.retrieval.stand_in import install
-from tests.retrieval.test_installation import GPU
 
 ROOT = Path(__file__).parents[1]
 UV = Path(sys.executable).with_name("uv")

@@ -14,9 +14,9 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from retrieval.devices import Device
 from retrieval.errors import InputError, did_you_mean
 from retrieval.images.preprocess import Preprocess
+from retrieval.machine.devices import Device
 from train import automatic
 from train.config import CHOICE_OF_PAPERS, Config, PreprocessConfig, StrictModel
 from train.recipes import read_recipe

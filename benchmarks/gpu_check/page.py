@@ -13,8 +13,8 @@ import torch
 
 from benchmarks.gallery_scale import commit
 from benchmarks.gpu_check.results import Row
-from retrieval.devices import driver_cuda, gpus
-from retrieval.installation import NAMES, versions
+from retrieval.machine.devices import driver_cuda, gpus
+from retrieval.machine.installation import NAMES, versions
 
 PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"
 COMMITTED = Path(__file__).parent / "results.json"

@@ -12,9 +12,9 @@ import numpy as np
 from benchmarks.gpu_check.results import Row, limited
 from benchmarks.gpu_check.workload import Workload, lookalike
 from retrieval import Embedder, Gallery
-from retrieval.devices import Device
-from retrieval.embedder import measure_latency
-from retrieval.inference.runtime import Runtime
+from retrieval.machine.devices import Device
+from retrieval.model.embedder import measure_latency
+from retrieval.model.runtime import Runtime
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 256)
 COSINES = {"fp32": 0.9999, "fp16": 0.999, "int8": 0.99}  # lowest to the CPU that a gallery accepts

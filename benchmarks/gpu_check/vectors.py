@@ -11,8 +11,8 @@ import numpy as np
 
 from benchmarks.gpu_check.results import Row, limited
 from benchmarks.gpu_check.workload import Workload
-from retrieval.devices import Device
-from retrieval.faiss_backend import CPU, CpuBackend, KMeans, backend_for
+from retrieval.machine.devices import Device
+from retrieval.machine.faiss_backend import CPU, CpuBackend, KMeans, backend_for
 from retrieval.search import kinds, training
 from retrieval.search.vectors import Vectors
 

@@ -14,8 +14,8 @@ from retrieval.errors import InputError
 from retrieval.reports.figures import check_suffix, write_file
 
 if TYPE_CHECKING:
+    from retrieval.galleries.searchable import SearchableGallery
     from retrieval.search.embeddings import StoredEmbeddings
-    from retrieval.searchable import SearchableGallery
 
 # Kinds of NumPy's types.
 _TEXT, _NAMES, _MARKS = "U", "Uiu", "b"

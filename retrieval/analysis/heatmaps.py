@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from retrieval.embedder import Embedder
 from retrieval.images.load import ImageSource
+from retrieval.model.embedder import Embedder
 from retrieval.reports.figures import COLOURS
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from retrieval import lazy_faiss as faiss
 from retrieval.analysis.embeddings import Embeddings
 from retrieval.errors import InputError, did_you_mean
+from retrieval.machine import lazy_faiss as faiss
 from retrieval.progress import Progress
 from retrieval.reports.figures import COLOURS, GREY, MARKERS, RASTERIZE_ABOVE, caption
 

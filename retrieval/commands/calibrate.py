@@ -12,17 +12,17 @@ import click
 from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.device_options import runtime_options
 from retrieval.errors import InputError
-from retrieval.evaluation.calibration import ABSENT, QUERIES, Quality
-from retrieval.evaluation.calibration import calibrate as learn
-from retrieval.inference.runtime import Runtime
+from retrieval.evaluation.calibration_fit import ABSENT, QUERIES, Quality
+from retrieval.evaluation.calibration_fit import calibrate as learn
+from retrieval.galleries.database import open_gallery
 from retrieval.ingest.judgements import read_judgements
-from retrieval.metrics.calibration import BINS
-from retrieval.reports.calibration import render_calibration
+from retrieval.metrics.reliability import BINS
+from retrieval.model.runtime import Runtime
 from retrieval.reports.figures import check_suffix, write_file
 from retrieval.reports.pages import document
+from retrieval.reports.reliability import render_calibration
 from retrieval.reports.text_tables import percent
 from retrieval.search.calibration import NAME, Calibration, write_calibration
-from retrieval.stores.gallery import open_gallery
 from retrieval.text import align_columns
 
 _GALLERY = "gallery"

@@ -9,11 +9,11 @@ import click
 
 from retrieval.cli import json_option, print_result
 from retrieval.errors import InputError
+from retrieval.galleries.database import is_gallery, open_gallery
+from retrieval.galleries.searchable import SearchableGallery
 from retrieval.ingest.editor import open_editor
 from retrieval.ingest.judgements import read_judgements
-from retrieval.searchable import SearchableGallery
 from retrieval.storage.decisions import Decision, DecisionLog
-from retrieval.stores.gallery import is_gallery, open_gallery
 from retrieval.text import align_columns, pluralize
 
 _NO_LABEL = "no label"

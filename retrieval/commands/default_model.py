@@ -13,8 +13,8 @@ from pathlib import Path
 
 from retrieval.cli import print_status, run_command
 from retrieval.errors import InputError, LookalikeError
-from retrieval.extras import needs
 from retrieval.files import user_cache
+from retrieval.machine.extras import needs
 from retrieval.storage.identity import model_file
 
 NAME = "EfficientNet-Lite0"

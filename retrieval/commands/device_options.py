@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from retrieval.devices import Device
 from retrieval.errors import InputError
-from retrieval.inference.runtime import PROVIDERS, Runtime
+from retrieval.machine.devices import Device
+from retrieval.model.runtime import PROVIDERS, Runtime
 
 Option = Callable[..., Callable[[Any], Any]]
 

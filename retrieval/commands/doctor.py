@@ -12,10 +12,10 @@ from typing import Any
 import click
 
 from retrieval.cli import json_option, print_result
-from retrieval.devices import Gpu, driver_cuda, gpus, nvidia_cards
-from retrieval.extras import needs
-from retrieval.gpu_trials import ORT_NAMES, Trial, run_trial, try_once
-from retrieval.installation import (
+from retrieval.machine.devices import Gpu, driver_cuda, gpus, nvidia_cards
+from retrieval.machine.extras import needs
+from retrieval.machine.gpu_trials import ORT_NAMES, Trial, run_trial, try_once
+from retrieval.machine.installation import (
     NAMES,
     Build,
     Problem,
@@ -25,7 +25,7 @@ from retrieval.installation import (
     install_command,
     module_problems,
 )
-from retrieval.resources import cores, physical_memory
+from retrieval.machine.resources import cores, physical_memory
 from retrieval.text import align_columns, pluralize
 
 _TRAINING = "train, evaluate of a run, sweep, tune, analyze"

@@ -13,17 +13,17 @@ import click
 from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.device_options import search_device_option
 from retrieval.commands.options import combine_options, sheet_option
-from retrieval.devices import Device
+from retrieval.curation.duplicate_groups import Group
+from retrieval.curation.duplicates import find_duplicates
+from retrieval.curation.near_pairs import SampledRecall
+from retrieval.curation.thinning import RULES, Thinning, plan_thinning, remove_surplus
 from retrieval.errors import InputError
 from retrieval.files import write_csv
-from retrieval.inference.runtime import Runtime
+from retrieval.galleries.database import StoreGallery, open_gallery
+from retrieval.machine.devices import Device
+from retrieval.model.runtime import Runtime
 from retrieval.reports.sheet import SheetImage, SheetRow, check_sheet_path, write_sheet
-from retrieval.stores.gallery import StoreGallery, open_gallery
 from retrieval.text import align_columns, pluralize
-from retrieval.upkeep.duplicate_groups import Group
-from retrieval.upkeep.duplicates import find_duplicates
-from retrieval.upkeep.near_pairs import SampledRecall
-from retrieval.upkeep.thinning import RULES, Thinning, plan_thinning, remove_surplus
 
 _COLUMNS = ("key", "path", "kept_key", "kept_path", "score", "reason")  # of the list
 

@@ -10,11 +10,11 @@ from typing import Any
 import click
 
 from retrieval.commands.options import combine_options
-from retrieval.devices import Device
 from retrieval.errors import InputError
-from retrieval.inference.runtime import Runtime
 from retrieval.ingest.ray_source import RaySource
 from retrieval.ingest.ray_workers import check_ray
+from retrieval.machine.devices import Device
+from retrieval.model.runtime import Runtime
 
 _options = combine_options(
     click.option(

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 
-from retrieval import hub as repositories
 from retrieval.cli import json_option, print_result
-from retrieval.embedder import Embedder
 from retrieval.errors import InputError
 from retrieval.files import atomic_write, check_folder
+from retrieval.model import hub as repositories
+from retrieval.model.embedder import Embedder
 from retrieval.reports.model_card import CARD, write_pretrained
 
 report_option = click.option(

@@ -23,10 +23,11 @@ from retrieval.commands.options import (
     storage_option,
 )
 from retrieval.commands.stores import build_in_store, open_files, store_option
-from retrieval.embedder import Embedder
 from retrieval.errors import InputError, LookalikeError
-from retrieval.gallery import Gallery
-from retrieval.inference.runtime import Runtime
+from retrieval.galleries.database import StoreGallery, open_gallery
+from retrieval.galleries.database_folder import is_store
+from retrieval.galleries.files import Gallery
+from retrieval.galleries.searchable import SearchableGallery
 from retrieval.ingest import sync as syncing
 from retrieval.ingest import watch as watching
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult, add_images, refuse_empty
@@ -34,12 +35,11 @@ from retrieval.ingest.rebuild import rebuild as rebuild_gallery
 from retrieval.ingest.sources import Sources
 from retrieval.ingest.store_indexing import add_to_store
 from retrieval.ingest.tables import TableReport
-from retrieval.searchable import SearchableGallery
+from retrieval.model.embedder import Embedder
+from retrieval.model.runtime import Runtime
 from retrieval.storage.identity import check_storage
 from retrieval.storage.records import IndexSpec
 from retrieval.stores.address import Address
-from retrieval.stores.folder import is_store
-from retrieval.stores.gallery import StoreGallery, open_gallery
 from retrieval.text import pluralize
 
 _MAX_LISTED = 10

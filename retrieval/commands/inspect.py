@@ -12,12 +12,12 @@ import click
 
 from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.stores import open_files
+from retrieval.curation.quality import FAULTS, Finding, Inspection, inspect_gallery
 from retrieval.errors import InputError
 from retrieval.evaluation.report import json_lines
 from retrieval.files import now, write_csv, write_texts
 from retrieval.reports.sheet import SheetImage, SheetRow, write_sheet
 from retrieval.text import align_columns, pluralize
-from retrieval.upkeep.quality import FAULTS, Finding, Inspection, inspect_gallery
 
 _MEASURES = tuple(fault.measure for fault in FAULTS)
 

@@ -10,12 +10,12 @@ import click
 from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.device_options import search_device_option
 from retrieval.commands.options import sheet_option
-from retrieval.devices import Device
-from retrieval.inference.runtime import Runtime
+from retrieval.curation.leakage import Leak, Leakage, find_leakage
+from retrieval.galleries.database import open_gallery
+from retrieval.machine.devices import Device
+from retrieval.model.runtime import Runtime
 from retrieval.reports.sheet import SheetImage, SheetRow, check_sheet_path, write_sheet
-from retrieval.stores.gallery import open_gallery
 from retrieval.text import align_columns
-from retrieval.upkeep.leakage import Leak, Leakage, find_leakage
 
 _FOLDER = click.Path(path_type=Path)
 _LISTED = 50  # leaks, and labels, in the terminal

@@ -14,12 +14,12 @@ import click
 
 from retrieval.cli import json_option, print_result
 from retrieval.commands.device_options import runtime_options
-from retrieval.embedder import Embedder, measure_latency
 from retrieval.errors import InputError
-from retrieval.extras import needs
-from retrieval.inference.runtime import Runtime
-from retrieval.licenses import license_notice, model_license
-from retrieval.model_archive import IMAGE, TEXT, ModelArchive
+from retrieval.machine.extras import needs
+from retrieval.model.archive import IMAGE, TEXT, ModelArchive
+from retrieval.model.embedder import Embedder, measure_latency
+from retrieval.model.licenses import license_notice, model_license
+from retrieval.model.runtime import Runtime
 from retrieval.text import printable
 
 _BATCHES = (1, 4, 32)

@@ -11,14 +11,14 @@ from retrieval.cli import json_option, print_result
 from retrieval.commands.device_options import search_device_option
 from retrieval.commands.options import index_options
 from retrieval.commands.stores import check_index
-from retrieval.devices import Device
 from retrieval.files import now
-from retrieval.gallery import Gallery
-from retrieval.inference.runtime import Runtime
+from retrieval.galleries.database import RECALL, StoreGallery
+from retrieval.galleries.database_folder import is_store
+from retrieval.galleries.files import Gallery
+from retrieval.machine.devices import Device
+from retrieval.model.runtime import Runtime
 from retrieval.search.kinds import is_on_disk
 from retrieval.storage.records import IndexSpec
-from retrieval.stores.folder import is_store
-from retrieval.stores.gallery import RECALL, StoreGallery
 from retrieval.text import printable
 
 

@@ -12,9 +12,9 @@ import click
 from retrieval.cli import json_option, print_result
 from retrieval.commands.device_options import runtime_options
 from retrieval.commands.options import parse_size
-from retrieval.embedder import Embedder
 from retrieval.errors import InputError
-from retrieval.inference.runtime import Runtime
+from retrieval.model.embedder import Embedder
+from retrieval.model.runtime import Runtime
 from retrieval.planning.constants import Number, measured
 from retrieval.planning.costs import HIGHEST
 from retrieval.planning.estimates import Estimate, Need

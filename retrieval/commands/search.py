@@ -15,15 +15,15 @@ from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.device_options import runtime_options
 from retrieval.commands.options import sheet_option, where_option
 from retrieval.errors import ImageError, InputError
+from retrieval.galleries.database import open_gallery
+from retrieval.galleries.searchable import Hit, SearchableGallery
 from retrieval.images import remote
 from retrieval.images.decode import embed_files
-from retrieval.inference.runtime import Runtime
+from retrieval.model.runtime import Runtime
 from retrieval.progress import Progress
 from retrieval.reports.sheet import SheetImage, SheetRow, check_sheet_path, write_sheet
 from retrieval.search.composition import compose
 from retrieval.search.query import RERANKS, SearchOptions
-from retrieval.searchable import Hit, SearchableGallery
-from retrieval.stores.gallery import open_gallery
 from retrieval.text import align_columns
 
 

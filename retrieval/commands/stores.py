@@ -12,18 +12,18 @@ import click
 
 from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.device_options import runtime_options
-from retrieval.embedder import Embedder
 from retrieval.errors import InputError, LookalikeError
-from retrieval.gallery import Gallery
-from retrieval.inference.runtime import Runtime
+from retrieval.galleries.database import RECALL, StoreGallery
+from retrieval.galleries.database_folder import is_store, read_folder
+from retrieval.galleries.files import Gallery
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult, refuse_empty
 from retrieval.ingest.sources import Sources
 from retrieval.ingest.store_indexing import add_to_store
+from retrieval.model.embedder import Embedder
+from retrieval.model.runtime import Runtime
 from retrieval.storage.identity import check_storage
 from retrieval.storage.records import IndexSpec
 from retrieval.stores.address import FORMS, PASSWORD, Address, parse_address
-from retrieval.stores.folder import is_store, read_folder
-from retrieval.stores.gallery import RECALL, StoreGallery
 from retrieval.text import pluralize
 
 _FILE = click.Path(path_type=Path)

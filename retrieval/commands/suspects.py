@@ -11,13 +11,13 @@ import click
 from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.device_options import search_device_option
 from retrieval.commands.options import sheet_option
-from retrieval.devices import Device
+from retrieval.curation.suspects import MAX_NEIGHBOURS, NEIGHBOURS, Suspect, Suspects, find_suspects
 from retrieval.files import write_csv
-from retrieval.inference.runtime import Runtime
+from retrieval.galleries.database import open_gallery
+from retrieval.machine.devices import Device
+from retrieval.model.runtime import Runtime
 from retrieval.reports.sheet import SheetImage, SheetRow, check_sheet_path, write_sheet
-from retrieval.stores.gallery import open_gallery
 from retrieval.text import align_columns, pluralize
-from retrieval.upkeep.suspects import MAX_NEIGHBOURS, NEIGHBOURS, Suspect, Suspects, find_suspects
 
 _COLUMNS = (  # of the list
     *("key", "path", "label", "suggested", "lead", "precision", "votes", "own_votes", "neighbours"),

@@ -11,12 +11,12 @@ from retrieval.commands.device_options import runtime_options
 from retrieval.commands.ingest import print_table_report, table_facts
 from retrieval.commands.options import index_options, storage_option
 from retrieval.commands.stores import check_index, explain_password, store_option
-from retrieval.inference.runtime import Runtime
+from retrieval.galleries.database import StoreGallery, open_gallery
+from retrieval.galleries.database_folder import is_store
 from retrieval.ingest.transfer import ImportResult, export_vectors, import_vectors
+from retrieval.model.runtime import Runtime
 from retrieval.storage.records import IndexSpec
 from retrieval.stores.address import Address
-from retrieval.stores.folder import is_store
-from retrieval.stores.gallery import StoreGallery, open_gallery
 from retrieval.text import pluralize
 
 _FILE = click.Path(path_type=Path)

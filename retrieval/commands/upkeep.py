@@ -13,12 +13,12 @@ from retrieval.cli import json_option, print_result
 from retrieval.commands.device_options import runtime_options, search_device_option
 from retrieval.commands.options import where_option
 from retrieval.commands.stores import open_files, refuse_store
-from retrieval.devices import Device
-from retrieval.inference.runtime import Runtime
+from retrieval.galleries.database import StoreGallery, open_gallery
+from retrieval.galleries.database_folder import is_store
+from retrieval.galleries.searchable import Item
 from retrieval.ingest.editor import open_editor
-from retrieval.searchable import Item
-from retrieval.stores.folder import is_store
-from retrieval.stores.gallery import StoreGallery, open_gallery
+from retrieval.machine.devices import Device
+from retrieval.model.runtime import Runtime
 from retrieval.text import align_columns, pluralize
 from retrieval.upkeep.compact import compact as compact_gallery
 from retrieval.upkeep.salvage import Salvage

@@ -16,6 +16,7 @@ from retrieval.evaluation.report import OFF_THE_SHELF, REPORT_FILE, TRAINED_NOTE
 from retrieval.evaluation.score import Result
 from retrieval.evaluation.verdict import Verdict, judge
 from retrieval.files import now
+from retrieval.galleries.database import is_gallery
 from retrieval.metrics.statistics import (
     McNemar,
     Paired,
@@ -28,7 +29,6 @@ from retrieval.metrics.statistics import (
     welch,
 )
 from retrieval.metrics.table import by_k
-from retrieval.stores.gallery import is_gallery
 
 FORMAT_VERSION = 3
 TESTED = "recall_at_1"  # the metric whose tests are shown

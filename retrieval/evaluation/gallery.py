@@ -13,13 +13,13 @@ from retrieval.evaluation.findings import ImageSet, find_mistakes
 from retrieval.evaluation.report import TRAINED_NOTE, Report
 from retrieval.evaluation.score import evaluate
 from retrieval.evaluation.verdict import DECIDING, Verdict, judge
-from retrieval.faiss_backend import CpuBackend
-from retrieval.gallery import Gallery
+from retrieval.galleries.files import Gallery
+from retrieval.galleries.searchable import SearchableGallery
+from retrieval.machine.faiss_backend import CpuBackend
 from retrieval.metrics.clustering import effort_note
 from retrieval.metrics.inputs import build_inputs
 from retrieval.metrics.table import METRICS, Evidence
 from retrieval.search.embeddings import StoredEmbeddings
-from retrieval.searchable import SearchableGallery
 from retrieval.storage.queries import labelled_items
 
 _NAME = "stored embeddings"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from retrieval import metrics
-from retrieval.faiss_backend import CPU, CpuBackend
+from retrieval.machine.faiss_backend import CPU, CpuBackend
 from retrieval.metrics.all_pairs import Similarities
 from retrieval.metrics.inputs import build_inputs
 from retrieval.metrics.ranking import NeighbourSearch, Ranking

@@ -23,8 +23,8 @@ from PIL import Image
 from retrieval.errors import ImageError
 from retrieval.images.load import open_bytes, read_bytes
 from retrieval.images.preprocess import Preprocess
+from retrieval.machine.resources import cores
 from retrieval.progress import Progress
-from retrieval.resources import cores
 
 BATCH = 32
 PIXELS_IN_FLIGHT = 64_000_000

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module, metadata
 
-from retrieval.extras import needs
+from retrieval.machine.extras import needs
 
 FORMAT = "HEIF"  # Pillow's name
 _BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs")  # HEVC, ISO/IEC 23008-12

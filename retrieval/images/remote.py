@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from retrieval.errors import InputError, LookalikeError
-from retrieval.extras import needs
+from retrieval.machine.extras import needs
 
 _URL = re.compile(r"/?([a-z][a-z0-9+-]+):/+(.*)", re.DOTALL)
 _LOCAL = {"file", "local"}

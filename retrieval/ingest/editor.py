@@ -11,7 +11,9 @@ import numpy as np
 
 from retrieval.errors import InputError, LookalikeError
 from retrieval.files import now
-from retrieval.ingest.plan import check_metadata
+from retrieval.galleries.database import StoreGallery
+from retrieval.galleries.searchable import SearchableGallery
+from retrieval.ingest.file_plan import check_metadata
 from retrieval.ingest.uploads import (
     StoredUpload,
     Upload,
@@ -21,14 +23,12 @@ from retrieval.ingest.uploads import (
     write_files,
 )
 from retrieval.search.where import parse_condition
-from retrieval.searchable import SearchableGallery
 from retrieval.storage.decisions import DecisionLog, decide
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.queries import ids_by_key, live_ids
 from retrieval.storage.records import UPLOADS, Change, StoredItem, Value
 from retrieval.storage.store import Store, hold_lock
 from retrieval.stores.engine import Amendment
-from retrieval.stores.gallery import StoreGallery
 
 
 class Editor(ABC):

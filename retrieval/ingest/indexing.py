@@ -13,16 +13,16 @@ from threading import Lock
 
 from retrieval.errors import ImageError, InputError, LookalikeError
 from retrieval.files import now
-from retrieval.gallery import Gallery
+from retrieval.galleries.files import Gallery
+from retrieval.galleries.searchable import SearchableGallery
 from retrieval.images.decode import KnownFile
 from retrieval.ingest.committer import Batch, Committer, ItemDraft
+from retrieval.ingest.file_plan import changes_of, known_roots, moved_item, plan_indexing
 from retrieval.ingest.pipeline import Embedded, EmbeddedBatch, embed_ahead
-from retrieval.ingest.plan import changes_of, known_roots, moved_item, plan_indexing
 from retrieval.ingest.replay import replay, withhold
 from retrieval.ingest.sources import Scan, Sources, collect, file_exists
 from retrieval.ingest.tables import TableReport
 from retrieval.progress import Progress
-from retrieval.searchable import SearchableGallery
 from retrieval.storage.lookups import create_lookups
 from retrieval.storage.planning import (
     Comparison,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retrieval.errors import InputError
+from retrieval.galleries.searchable import SearchableGallery
 from retrieval.ingest.tables import read_rows
-from retrieval.searchable import SearchableGallery
 from retrieval.storage.records import Value
 from retrieval.text import pluralize
 

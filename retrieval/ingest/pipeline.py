@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from retrieval.embedder import Embedder
 from retrieval.errors import ImageError
 from retrieval.images.decode import Decoded, KnownFile, read_ahead
-from retrieval.inference.interruption import run_options, use_options
+from retrieval.model.embedder import Embedder
+from retrieval.model.interruption import run_options, use_options
 
 
 class Embedded(NamedTuple):

@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 
 from retrieval.errors import ImageError, InputError, LookalikeError
-from retrieval.gallery import Gallery
+from retrieval.galleries.files import Gallery
 from retrieval.images.decode import KnownFile
 from retrieval.images.load import DECODE_POLICY
-from retrieval.inference.runtime import Runtime
 from retrieval.ingest.indexing import PlannedFile
 from retrieval.ingest.pipeline import Embedded, EmbeddedBatch
 from retrieval.ingest.ray_workers import Job, WorkerPool, connected, embed_blocks
@@ -36,9 +35,9 @@ from retrieval.ingest.vector_shards import (
     found_in,
     vectors_of,
 )
-from retrieval.notices import print_notice
+from retrieval.model.runtime import Runtime
 from retrieval.storage.planning import Comparison, ImageFile
-from retrieval.text import pluralize
+from retrieval.text import pluralize, print_notice
 
 _LEAST_BLOCK, _MOST_BLOCK = 256, 4096  # files of a block
 _BLOCKS_EACH = 32  # blocks of each worker, unless they get too small or too large

@@ -24,16 +24,16 @@ from typing import Any
 
 import numpy as np
 
-from retrieval.devices import Device
-from retrieval.embedder import Embedder
 from retrieval.errors import ImageError, InputError, LookalikeError
-from retrieval.extras import needs
 from retrieval.images.load import DECODE_POLICY
-from retrieval.inference.runtime import Runtime
-from retrieval.inference.sessions import CPU
 from retrieval.ingest.pipeline import Embedded, embed_ahead
 from retrieval.ingest.vector_shards import ShardOrigin, VectorShards, shard_table
-from retrieval.resources import cores
+from retrieval.machine.devices import Device
+from retrieval.machine.extras import needs
+from retrieval.machine.resources import cores
+from retrieval.model.embedder import Embedder
+from retrieval.model.runtime import Runtime
+from retrieval.model.sessions import CPU
 from retrieval.text import pluralize
 
 _MOST_THREADS = 8  # cores of one worker without a GPU: more threads per session scale badly

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from retrieval.embedder import Embedder
 from retrieval.errors import InputError
 from retrieval.files import fsync_folder, link_or_copy, now
-from retrieval.gallery import Gallery
+from retrieval.galleries.files import Gallery
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult, finish_run, ingest
 from retrieval.ingest.sources import Entry, Scan, stat_image
+from retrieval.model.embedder import Embedder
 from retrieval.storage.decisions import copy_log
 from retrieval.storage.maintenance import carry_identities
 from retrieval.storage.queries import count_items, live_ids

@@ -12,16 +12,16 @@ from typing import NamedTuple
 import numpy as np
 
 from retrieval.errors import ImageError, InputError
+from retrieval.galleries.database import RECALL, StoreGallery
+from retrieval.ingest.file_plan import in_chunks
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult
 from retrieval.ingest.pipeline import Embedded, embed_ahead
-from retrieval.ingest.plan import in_chunks
 from retrieval.ingest.replay import withhold
 from retrieval.ingest.sources import Scan, Sources, collect
 from retrieval.progress import Progress
 from retrieval.storage.planning import ImageFile
 from retrieval.storage.records import BadFile, NewItem, StoredItem, Value
 from retrieval.stores.engine import Amendment
-from retrieval.stores.gallery import RECALL, StoreGallery
 
 COMMIT_ITEMS = 1024  # written at a time; what an interruption costs
 _OPTIMIZED = 10_000  # new items after which the index is completed

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from retrieval.errors import InputError
+from retrieval.galleries.database import RECALL, StoreGallery
 from retrieval.ingest.vector_files import Chunk
 from retrieval.ingest.vector_items import COLUMNS, VectorItems
 from retrieval.progress import Progress
 from retrieval.storage.records import UPLOADS, Facts, FileStamp, NewItem, StoredItem, Value
 from retrieval.stores.conditions import is_hidden
-from retrieval.stores.gallery import RECALL, StoreGallery
 
 _AT_ONCE = 4096  # items written or read at a time; what an interruption costs
 _SAME = {"float32": 1e-6, "float16": 1e-3}  # largest difference between a vector and its stored copy

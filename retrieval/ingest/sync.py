@@ -10,10 +10,10 @@ from pathlib import Path
 
 from retrieval.errors import InputError
 from retrieval.files import now
-from retrieval.gallery import Gallery
+from retrieval.galleries.files import Gallery
 from retrieval.images import remote
+from retrieval.ingest.file_plan import find_gone, in_chunks, known_roots, match_moved, plan_indexing
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult, carry_out, finish_run, replay_into
-from retrieval.ingest.plan import find_gone, in_chunks, known_roots, match_moved, plan_indexing
 from retrieval.ingest.replay import withhold
 from retrieval.ingest.sources import Entry, Scan, absolute, file_exists, scan, stamp_of
 from retrieval.progress import Progress

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from retrieval.errors import InputError, did_you_mean
-from retrieval.extras import needs
+from retrieval.machine.extras import needs
 from retrieval.storage.records import Value
 
 _PATH, _ID, _LABEL = "path", "id", "label"

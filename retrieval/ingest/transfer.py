@@ -16,28 +16,28 @@ from typing import IO
 
 import numpy as np
 
-from retrieval.embedder import Embedder
 from retrieval.errors import InputError
 from retrieval.files import atomic_write, now
-from retrieval.gallery import Gallery
+from retrieval.galleries.database import StoreGallery
+from retrieval.galleries.database_folder import is_store, read_folder
+from retrieval.galleries.files import Gallery
+from retrieval.galleries.searchable import SearchableGallery
 from retrieval.images import remote
-from retrieval.inference.runtime import Runtime
 from retrieval.ingest.indexing import index_new_vectors
 from retrieval.ingest.store_transfer import StoreImport, chunks_of_store, kinds_of, types_of
 from retrieval.ingest.tables import TableReport, import_pyarrow
 from retrieval.ingest.vector_files import VECTOR, Chunk, NpyVectors, VectorFile, open_vectors
 from retrieval.ingest.vector_items import COLUMNS, VectorItems
 from retrieval.ingest.vector_shards import ShardVectors
+from retrieval.model.embedder import Embedder
+from retrieval.model.runtime import Runtime
 from retrieval.progress import Progress
-from retrieval.searchable import SearchableGallery
 from retrieval.storage.identity import check_storage
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.queries import column_type
 from retrieval.storage.records import IndexSpec, Value
 from retrieval.storage.store import Store
 from retrieval.stores.address import Address
-from retrieval.stores.folder import is_store, read_folder
-from retrieval.stores.gallery import StoreGallery
 
 AT_ONCE = 16_384  # rows of an export in memory
 _INTEGERS = ("width", "height")

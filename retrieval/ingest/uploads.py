@@ -15,7 +15,7 @@ import numpy as np
 from retrieval.errors import LookalikeError
 from retrieval.files import atomic_write, fsync_folder, now
 from retrieval.images.load import open_bytes
-from retrieval.ingest.plan import check_metadata
+from retrieval.ingest.file_plan import check_metadata
 from retrieval.storage.queries import ids_by_key, items_by_content
 from retrieval.storage.records import UPLOADS, FileStamp, NewItem, Value
 from retrieval.storage.store import Store

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from retrieval.errors import InputError
-from retrieval.gallery import Gallery
+from retrieval.galleries.files import Gallery
 from retrieval.images import remote
 from retrieval.ingest.vector_files import Chunk, VectorFile
 from retrieval.progress import Progress

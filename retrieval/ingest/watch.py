@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from retrieval.errors import LookalikeError
-from retrieval.gallery import Gallery
+from retrieval.galleries.files import Gallery
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult
 from retrieval.ingest.sync import RemovalLimit, folder_difference, sync
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from retrieval.errors import InputError
-from retrieval.faiss_backend import CPU, CpuBackend, KMeans
+from retrieval.machine.faiss_backend import CPU, CpuBackend, KMeans
 
 # In 512 dimensions, this many comparisons of a point with a cluster take about 0.1 s on two cores.
 _MANY = 10_000_000

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from retrieval.errors import InputError
-from retrieval.faiss_backend import CPU, CpuBackend
+from retrieval.machine.faiss_backend import CPU, CpuBackend
 from retrieval.metrics.inputs import Inputs, build_inputs
 from retrieval.progress import Progress
 

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from retrieval.faiss_backend import CPU, CpuBackend
+from retrieval.machine.faiss_backend import CPU, CpuBackend
 from retrieval.metrics import per_query
 from retrieval.metrics.all_pairs import Similarities, compare_inputs
 from retrieval.metrics.clustering import kmeans, nmi, pair_f1, repetitions

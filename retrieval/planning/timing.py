@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from retrieval.embedder import Embedder
 from retrieval.errors import InputError
 from retrieval.images.decode import Decoded, decode_ahead
 from retrieval.ingest.sources import scan
+from retrieval.model.embedder import Embedder
 from retrieval.planning.constants import Number
 from retrieval.storage.planning import ImageFile
 

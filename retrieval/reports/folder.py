@@ -14,11 +14,11 @@ from retrieval.evaluation.comparison import Comparison, judge_reports
 from retrieval.evaluation.gallery import check_labels, evaluate_gallery
 from retrieval.evaluation.report import REPORT_FILE, REPORTS_FOLDER, Report, json_lines, kept_reports
 from retrieval.files import write_texts
+from retrieval.galleries.searchable import SearchableGallery
 from retrieval.progress import Progress
 from retrieval.reports.comparison import render_comparison
 from retrieval.reports.pages import document
 from retrieval.reports.report import render_report
-from retrieval.searchable import SearchableGallery
 
 REPORT_PAGE = "report.html"
 

@@ -6,13 +6,13 @@ import json
 import shutil
 from pathlib import Path
 
-from retrieval import hub
-from retrieval.embedder import Embedder
 from retrieval.errors import InputError
 from retrieval.evaluation.report import REPORT_FILE, Report
-from retrieval.extras import needs
-from retrieval.licenses import model_license
+from retrieval.machine.extras import needs
 from retrieval.metrics.table import shown_columns
+from retrieval.model import hub
+from retrieval.model.embedder import Embedder
+from retrieval.model.licenses import model_license
 from retrieval.reports.pages import render_template
 
 CARD = "README.md"

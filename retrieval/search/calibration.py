@@ -5,7 +5,7 @@ an image like many others has high cosines everywhere. So the probability is a l
 cosines: that of the hit, and the highest, the second, the mean and the lowest of the ten nearest images of
 its query in the whole gallery. Within a query it rises with the cosine of the hit, and it is the same for
 every `k`, filter and grouping. Its ceiling is below 1 where even the highest cosines are wrong sometimes, as
-with labels that are finer than what the model sees. `retrieval.evaluation.calibration` fits it;
+with labels that are finer than what the model sees. `retrieval.evaluation.calibration_fit` fits it;
 docs/calibration.md has the measurements.
 
 A hit with a cosine of 1 is the picture of the query itself: its probability is 1, and it is none of the ten
@@ -47,7 +47,7 @@ class Calibration:
         ceiling: Highest probability, above 0 and up to 1.
         absent: Share of the queries whose thing is not in the gallery, which was assumed.
         created: Time, ISO 8601.
-        quality: Numbers of the cross-validation, see `retrieval.evaluation.calibration`.
+        quality: Numbers of the cross-validation, see `retrieval.evaluation.calibration_fit`.
         knows_copies: Whether the file is one that tells copies of the query from its neighbours.
     """
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from retrieval.lru_cache import LRUCache
+from retrieval.search.lru_cache import LRUCache
 from retrieval.search.selection import Selection
 from retrieval.search.snapshot import Snapshot
 from retrieval.search.where import parse_condition

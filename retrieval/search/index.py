@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from retrieval import lazy_faiss as faiss
 from retrieval.errors import InputError, LookalikeError
-from retrieval.faiss_backend import CPU, CpuBackend
 from retrieval.files import atomic_write, sha256_of
+from retrieval.machine import lazy_faiss as faiss
+from retrieval.machine.faiss_backend import CPU, CpuBackend
 from retrieval.search import kinds, training, tuning
 from retrieval.search.inverted_lists import PART_BYTES, Lists, Workplace, remove_vectors
 from retrieval.search.selection import Selection

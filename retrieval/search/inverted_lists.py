@@ -22,10 +22,10 @@ from pathlib import Path
 
 import numpy as np
 
-from retrieval import lazy_faiss as faiss
 from retrieval.errors import LookalikeError
-from retrieval.faiss_backend import CPU, CpuBackend
 from retrieval.files import atomic_write
+from retrieval.machine import lazy_faiss as faiss
+from retrieval.machine.faiss_backend import CPU, CpuBackend
 from retrieval.progress import Progress
 from retrieval.search import training
 from retrieval.search.vectors import Vectors

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from retrieval import lazy_faiss as faiss
 from retrieval.errors import InputError, did_you_mean
+from retrieval.machine import lazy_faiss as faiss
 
 AIM = 10  # neighbours for which parameters are chosen and recall is measured
 # Cells from which a graph finds those to visit. Of 32,768 x 128 it takes 0.15 ms for 8 cells and 0.30 ms for

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from retrieval import lazy_faiss as faiss
+from retrieval.machine import lazy_faiss as faiss
 
 COPIED = 1 << 25  # bytes of selected vectors that are kept as a copy
 DENSE = 0.2  # share of selected rows from which a search without a selector is faster

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from retrieval import lazy_faiss as faiss
-from retrieval.faiss_backend import CPU, Assign, CpuBackend, KMeans
+from retrieval.machine import lazy_faiss as faiss
+from retrieval.machine.faiss_backend import CPU, Assign, CpuBackend, KMeans
 from retrieval.progress import Progress
 from retrieval.search.kinds import SAMPLE_BYTES, Kind, leading, number_of_cells
 from retrieval.search.vectors import Vectors

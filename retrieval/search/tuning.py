@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from retrieval import lazy_faiss as faiss
 from retrieval.errors import LookalikeError
-from retrieval.faiss_backend import CPU, CpuBackend
+from retrieval.machine import lazy_faiss as faiss
+from retrieval.machine.faiss_backend import CPU, CpuBackend
 from retrieval.progress import Progress
 from retrieval.search import kinds, training
 from retrieval.search.kinds import AIM, Kind

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from retrieval import lazy_faiss as faiss
+from retrieval.machine import lazy_faiss as faiss
 from retrieval.search.selection import Selection
 
 _BLOCK = 4096  # rows scored at once by many queries: the scores of 1024 queries take 16 MB

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from retrieval.embedder import Embedder
 from retrieval.errors import InputError, LookalikeError
 from retrieval.files import atomic_write, has_sha256, sha256_of
-from retrieval.inference.runtime import Runtime
-from retrieval.model_archive import is_archive
-from retrieval.notices import print_once
+from retrieval.model.archive import is_archive
+from retrieval.model.embedder import Embedder
+from retrieval.model.runtime import Runtime
 from retrieval.storage.manifest import Manifest
+from retrieval.text import print_once
 
 _ARCHIVE = "model.zip"
 # Lowest cosine of the probe vectors of another file with the same network.

@@ -39,7 +39,7 @@ import numpy as np
 
 from retrieval.errors import InputError, LockedError, LookalikeError
 from retrieval.files import check_free, file_lock, fsync_folder, is_open, now
-from retrieval.installation import versions
+from retrieval.machine.installation import versions
 from retrieval.storage import database, removals, schema, segments
 from retrieval.storage.identity import keep_model
 from retrieval.storage.items import ItemWriter, metadata_columns, read_columns, read_items, removed_uploads

@@ -1,8 +1,8 @@
 """Interface of a store: a database that keeps the items of a gallery with their vectors, and searches them.
 
 A module of this room implements it for each database: `postgres`, `qdrant`, `qdrant_edge`, `milvus`.
-`retrieval.stores.gallery` has everything that is the same for all of them: ids, checks of columns and types,
-excluded items, groups, re-ranking, duplicates.
+`retrieval.galleries.database` has everything that is the same for all of them: ids, checks of columns and
+types, excluded items, groups, re-ranking, duplicates.
 """
 
 from __future__ import annotations

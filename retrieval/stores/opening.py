@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from retrieval.errors import InputError
-from retrieval.extras import needs
+from retrieval.machine.extras import needs
 from retrieval.stores.address import Address
 from retrieval.stores.engine import Engine
 

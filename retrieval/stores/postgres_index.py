@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from retrieval.notices import print_notice
 from retrieval.progress import Progress
 from retrieval.storage.schema import quoted
 from retrieval.stores.engine import Neighbours
 from retrieval.stores.postgres_schema import Collection
 from retrieval.stores.postgres_search import effort_of, search
 from retrieval.stores.postgres_sessions import Session, Sessions
+from retrieval.text import print_notice
 
 _WIDTHS = (40, 80, 160, 320, 640, 1000)  # of `hnsw.ef_search`; pgvector's limit is 1000
 _FEW = 10_000  # items of a collection that needs no index

@@ -9,7 +9,7 @@ import numpy as np
 
 from retrieval.errors import LookalikeError
 from retrieval.files import folder_size, now
-from retrieval.gallery import Gallery
+from retrieval.galleries.files import Gallery
 from retrieval.progress import Progress
 from retrieval.storage import maintenance, removals, segments
 from retrieval.storage.maintenance import Replacement

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from retrieval.embedder import Embedder
 from retrieval.errors import InputError
 from retrieval.files import fsync_folder, link_or_copy, now
-from retrieval.gallery import Gallery
-from retrieval.inference.runtime import Runtime
-from retrieval.layer import Layer
+from retrieval.galleries.files import Gallery
+from retrieval.model.embedder import Embedder
+from retrieval.model.layer import Layer
+from retrieval.model.runtime import Runtime
 from retrieval.progress import Progress
 from retrieval.search.calibration import NAME as CALIBRATION
 from retrieval.storage import maintenance, removals

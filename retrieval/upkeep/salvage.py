@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from retrieval.embedder import Embedder
 from retrieval.errors import InputError
 from retrieval.files import fsync_folder, link_or_copy, sha256_of
 from retrieval.images.load import DECODE_POLICY
+from retrieval.model.embedder import Embedder
 from retrieval.progress import Progress
 from retrieval.storage import recovery, segments
 from retrieval.storage.identity import model_file, probes_file

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from retrieval.galleries.database import StoreGallery
 from retrieval.progress import Progress
-from retrieval.stores.gallery import StoreGallery
 from retrieval.text import pluralize
 from retrieval.upkeep.verify import PROBES, Problem, Verification, check_model
 

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from retrieval.errors import LookalikeError
-from retrieval.inference.runtime import Runtime
+from retrieval.model.runtime import Runtime
 from retrieval.storage.store import Store
 from retrieval.upkeep.verify import verify
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from retrieval.files import link_or_copy
-from retrieval.gallery import Gallery
+from retrieval.galleries.files import Gallery
 from retrieval.progress import Progress
 from retrieval.storage import segments
 from retrieval.storage.format2 import OldGallery, OldSegment

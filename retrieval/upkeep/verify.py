@@ -10,11 +10,11 @@ from typing import Literal
 
 import numpy as np
 
-from retrieval.embedder import Embedder
 from retrieval.errors import LookalikeError
 from retrieval.files import atomic_write, has_sha256, now, sha256_of
-from retrieval.gallery import Gallery
-from retrieval.inference.runtime import Runtime
+from retrieval.galleries.files import Gallery
+from retrieval.model.embedder import Embedder
+from retrieval.model.runtime import Runtime
 from retrieval.progress import Progress
 from retrieval.storage import maintenance
 from retrieval.storage.identity import model_file, own_model, probe_pixels, probes_file

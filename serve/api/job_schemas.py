@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from retrieval.upkeep.suspects import MAX_NEIGHBOURS, NEIGHBOURS
+from retrieval.curation.suspects import MAX_NEIGHBOURS, NEIGHBOURS
 from serve.api.schemas import Image, ProblemDetails
 from serve.core.analyses import LOWEST, MAPPED, MAX_MAPPED
 

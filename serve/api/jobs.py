@@ -15,8 +15,8 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from retrieval.curation.duplicate_groups import Group
 from retrieval.errors import InputError, did_you_mean
-from retrieval.upkeep.duplicate_groups import Group
 from serve.api.bodies import JSON, read_body
 from serve.api.context import GalleryJobs, Service
 from serve.api.errors import BODY, COMMON, documented, validate

@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from retrieval.errors import ImageError, InputError, LookalikeError, StoreError, did_you_mean
+from retrieval.galleries.searchable import Hit, Item
 from retrieval.search.query import SearchOptions
-from retrieval.searchable import Hit, Item
 from serve.addresses import api_of
 from serve.api import schemas
 from serve.api.bodies import BYTES, FORM, JSON, Body, read_body

@@ -14,15 +14,15 @@ import numpy as np
 
 from retrieval.analysis import tsne
 from retrieval.analysis.embeddings import embeddings_of
+from retrieval.curation.duplicate_groups import Group
+from retrieval.curation.duplicates import find_duplicates
+from retrieval.curation.suspects import Suspects, find_suspects
+from retrieval.curation.thinning import plan_thinning
 from retrieval.errors import InputError
 from retrieval.evaluation.report import Report
+from retrieval.galleries.database import StoreGallery, open_gallery
+from retrieval.galleries.searchable import SearchableGallery
 from retrieval.reports.folder import evaluate_and_keep
-from retrieval.searchable import SearchableGallery
-from retrieval.stores.gallery import StoreGallery, open_gallery
-from retrieval.upkeep.duplicate_groups import Group
-from retrieval.upkeep.duplicates import find_duplicates
-from retrieval.upkeep.suspects import Suspects, find_suspects
-from retrieval.upkeep.thinning import plan_thinning
 from serve.core.reports import current_report
 from serve.core.service import SearchService
 
@@ -140,7 +140,7 @@ def near_duplicates(service: SearchService, min_score: float) -> FoundGroups:
 
 
 def thinned_duplicates(service: SearchService, min_score: float, rule: str, limit: int) -> list[ThinnedGroup]:
-    """Find near-duplicates, and choose by a rule of `retrieval.upkeep.thinning` which images stay.
+    """Find near-duplicates, and choose by a rule of `retrieval.curation.thinning` which images stay.
 
     Args:
         service: The gallery.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from retrieval.errors import InputError, LookalikeError, StoreError
-from retrieval.extras import missing_extra
+from retrieval.machine.extras import missing_extra
 from retrieval.progress import Stage, progress_listener
 from serve.core.errors import (
     INTERNAL_DETAIL,

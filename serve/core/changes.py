@@ -13,10 +13,10 @@ from enum import Enum
 import numpy as np
 
 from retrieval.errors import InputError, LockedError, LookalikeError, StoreError
+from retrieval.galleries.searchable import Item, item_values
 from retrieval.ingest.editor import Editor, open_editor
 from retrieval.ingest.uploads import StoredUpload, Upload
 from retrieval.search.where import is_text
-from retrieval.searchable import Item, item_values
 from retrieval.storage.records import StoredItem, Value
 from retrieval.text import pluralize
 from serve.core.errors import (

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from retrieval.searchable import Item, SearchableGallery
+from retrieval.galleries.searchable import Item, SearchableGallery
 
 _CANDIDATES = 10  # for each example
 

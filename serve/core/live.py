@@ -10,12 +10,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from retrieval.embedder import Embedder
 from retrieval.errors import LookalikeError, StoreError
-from retrieval.inference.runtime import Runtime
-from retrieval.inference.sessions import CPU
-from retrieval.searchable import SearchableGallery
-from retrieval.stores.gallery import open_gallery
+from retrieval.galleries.database import open_gallery
+from retrieval.galleries.searchable import SearchableGallery
+from retrieval.model.embedder import Embedder
+from retrieval.model.runtime import Runtime
+from retrieval.model.sessions import CPU
 from serve.core.batching import MAX_BATCH, Batcher
 from serve.core.errors import UnavailableError
 from serve.core.telemetry import Telemetry

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from retrieval.errors import ImageError
+from retrieval.galleries.searchable import SearchableGallery
 from retrieval.images.load import read_bytes
-from retrieval.searchable import SearchableGallery
 from serve.core.errors import UnknownItemError
 
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # without O_NONBLOCK, opening a FIFO would block

@@ -13,13 +13,13 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from retrieval.embedder import Embedder
 from retrieval.errors import ImageError, InputError
+from retrieval.galleries.searchable import Item, SearchableGallery
 from retrieval.images.load import OpenedImage, open_bytes, read_bytes
 from retrieval.images.preprocess import Box
-from retrieval.resources import cores
+from retrieval.machine.resources import cores
+from retrieval.model.embedder import Embedder
 from retrieval.search.composition import compose
-from retrieval.searchable import Item, SearchableGallery
 from serve.core.cost import add_pixels
 from serve.core.errors import BusyError, NoModelError, NoTextEncoderError, TooLargeError, UnknownItemError
 from serve.core.live import LiveState

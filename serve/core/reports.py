@@ -9,8 +9,8 @@ from pathlib import Path
 from retrieval.errors import InputError
 from retrieval.evaluation.comparison import TESTED
 from retrieval.evaluation.report import REPORT_FILE, Report, kept_reports
+from retrieval.galleries.searchable import SearchableGallery
 from retrieval.reports.text_tables import percent
-from retrieval.searchable import SearchableGallery
 
 _SUMMARIES = 256  # cached: a report of a large gallery takes a second to read
 

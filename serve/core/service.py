@@ -12,14 +12,14 @@ from PIL import Image
 
 from retrieval.analysis.heatmaps import Heatmaps, heatmaps_of_pixels
 from retrieval.errors import ConditionError, ImageError, InputError
+from retrieval.galleries.database import StoreGallery
+from retrieval.galleries.searchable import Hit, Item, SearchableGallery
 from retrieval.images.load import load_image
 from retrieval.images.preprocess import Box
-from retrieval.inference.runtime import Runtime
-from retrieval.licenses import model_license
-from retrieval.lru_cache import LRUCache
+from retrieval.model.licenses import model_license
+from retrieval.model.runtime import Runtime
+from retrieval.search.lru_cache import LRUCache
 from retrieval.search.query import SearchOptions
-from retrieval.searchable import Hit, Item, SearchableGallery
-from retrieval.stores.gallery import StoreGallery
 from serve.addresses import API, api_of
 from serve.core.errors import (
     InvalidRequestError,

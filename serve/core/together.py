@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from retrieval.errors import InputError
+from retrieval.galleries.searchable import Hit
 from retrieval.search.query import SearchOptions
-from retrieval.searchable import Hit
 from serve.core.errors import ModelMismatchError
 from serve.core.queries import AnyQuery
 from serve.core.service import GallerySummary, SearchService

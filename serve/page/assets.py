@@ -11,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from retrieval.licenses import license_notice
+from retrieval.model.licenses import license_notice
 from retrieval.reports.pages import environment
 from retrieval.text import pluralize
 

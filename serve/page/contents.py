@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from retrieval.searchable import SearchableGallery
+from retrieval.galleries.searchable import SearchableGallery
 from retrieval.text import pluralize
 from serve.page.assets import render, template_filter
 

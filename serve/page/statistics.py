@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 
-from retrieval.searchable import SearchableGallery
+from retrieval.galleries.searchable import SearchableGallery
 from serve.page.assets import render, template_filter
 
 _LABELS = 12  # labels that are shown

@@ -115,7 +115,7 @@ file, out = sys.argv[1:3]
 with HubServer().running() as stopped:
     os.environ.update(stopped.environment(Path(out).parent))
     stopped.files["models", "me/cached"] = {"words.txt": b"cached"}
-    from retrieval import hub
+    from retrieval.model import hub
     cached = hub.download("me/cached", ["*.txt"])
 import huggingface_hub
 huggingface_hub.close_session()  # its connection outlives the server

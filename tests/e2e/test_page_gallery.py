@@ -15,8 +15,8 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
 from retrieval import Gallery
-from retrieval.upkeep.duplicates import find_duplicates
-from retrieval.upkeep.suspects import find_suspects
+from retrieval.curation.duplicates import find_duplicates
+from retrieval.curation.suspects import find_suspects
 from tests.e2e.page_driver import below, search_with, visiting, watched
 from tests.e2e.page_gallery import ODD, colourful
 from tests.retrieval.filling import item_ids

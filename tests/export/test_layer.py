@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from export.layer import append_layer
 from retrieval import Embedder, InputError
-from retrieval.layer import Layer
+from retrieval.model.layer import Layer
 from tests.conftest import draw
 
 

@@ -25,10 +25,10 @@ from export.published_configs import card_licence, open_clip_preprocess, transfo
 from export.sample_texts import SAMPLE_TEXTS
 from export.tokenizer_files import clip_tokenizer
 from export.transformers_pair import transformers_pair
-from retrieval.embedder import Embedder
 from retrieval.errors import InputError
 from retrieval.images.preprocess import Preprocess
-from retrieval.text_encoder import TextTokenizer
+from retrieval.model.embedder import Embedder
+from retrieval.model.text_encoder import TextTokenizer
 from tests.conftest import lookalike_here
 
 pytestmark = pytest.mark.slow

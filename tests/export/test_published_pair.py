@@ -11,8 +11,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from retrieval.embedder import Embedder
 from retrieval.images.preprocess import Preprocess
+from retrieval.model.embedder import Embedder
 from tests.conftest import lookalike, lookalike_here
 from tests.export.test_pair import CARD, hub_tokenizer
 from tests.hub_server import HubServer

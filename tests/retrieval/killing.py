@@ -36,7 +36,7 @@ from retrieval.ingest.editor import FileEditor
 from retrieval.ingest.rebuild import rebuild
 from retrieval.ingest.transfer import import_vectors
 from retrieval.ingest.uploads import Upload, store_uploads
-from retrieval.layer import Layer
+from retrieval.model.layer import Layer
 from retrieval.search import index
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.queries import ids_by_key

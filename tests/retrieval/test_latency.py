@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from retrieval import Embedder, InputError, Preprocess
-from retrieval.embedder import measure_latency
+from retrieval.model.embedder import measure_latency
 
 
 class Slow:
@@ -20,7 +20,7 @@ class Slow:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *durations: float) -> None:
         self.now, self.runs, self.durations = 0.0, 0, durations
-        monkeypatch.setattr("retrieval.embedder.time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr("retrieval.model.embedder.time", SimpleNamespace(perf_counter=lambda: self.now))
 
     def embed_in_one_run(self, pixels: np.ndarray) -> None:
         assert pixels.shape == (5, 4, 4, 3)

@@ -14,9 +14,9 @@ from unittest import mock
 import httpx
 import pytest
 
-from retrieval.devices import Device
 from retrieval.errors import InputError
-from retrieval.inference.runtime import Runtime
+from retrieval.machine.devices import Device
+from retrieval.model.runtime import Runtime
 from serve.commands import serve
 from serve.config import LOCAL_NAMES, Settings, settings
 from tests.conftest import lookalike_here

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from retrieval.resources import cores
+from retrieval.machine.resources import cores
 from serve.app import create_app
 from serve.core.service import SearchService
 from serve.core.workers import Limits

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks._arrivals import Answer, arriving, ask, get, in_turn, post
-from retrieval.resources import cores
+from retrieval.machine.resources import cores
 from serve.core.workers import Limits
 from tests.conftest import draw
 from tests.serve.processes import memory, processes

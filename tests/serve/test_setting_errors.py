@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from retrieval.errors import InputError
-from retrieval.stores.folder import NAME
+from retrieval.galleries.database_folder import NAME
 from serve.commands import serve
 from serve.config import read_credentials, settings
 from tests.conftest import lookalike

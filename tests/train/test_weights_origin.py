@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import timm
 
-from retrieval.licenses import PERMISSIVE, license_notice
+from retrieval.model.licenses import PERMISSIVE, license_notice
 from serve.core.service import GallerySummary
 from serve.page.assets import render
 from train.weights_origin import WeightsOrigin, weights_origin

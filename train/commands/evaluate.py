@@ -16,7 +16,7 @@ from train.commands import DATA_HELP
 
 if TYPE_CHECKING:
     from retrieval.evaluation.report import Report
-    from retrieval.inference.runtime import Runtime
+    from retrieval.model.runtime import Runtime
     from train.config import ProbeLabels
 
 
@@ -131,8 +131,8 @@ def evaluate(
 
 
 def _evaluate_stored(target: Path, runtime: Runtime) -> Report:
+    from retrieval.galleries.database import is_gallery, open_gallery
     from retrieval.reports.folder import evaluate_and_keep
-    from retrieval.stores.gallery import is_gallery, open_gallery
 
     if not target.exists():
         raise InputError(f"{target}: there is no such run, model or gallery")

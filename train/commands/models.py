@@ -11,7 +11,7 @@ import click
 
 from retrieval.cli import json_option, print_result
 from retrieval.errors import InputError, did_you_mean
-from retrieval.licenses import license_notice
+from retrieval.model.licenses import license_notice
 
 if TYPE_CHECKING:
     from train.curated_backbones import CuratedBackbone

@@ -13,8 +13,8 @@ import yaml
 from retrieval import text
 from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.device_options import training_device_option
-from retrieval.devices import Device
 from retrieval.errors import InputError
+from retrieval.machine.devices import Device
 from train import settings
 from train.commands import DATA_HELP
 from train.recipes import (

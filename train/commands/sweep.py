@@ -8,7 +8,7 @@ import click
 
 from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.device_options import training_device_option
-from retrieval.devices import Device
+from retrieval.machine.devices import Device
 from train.commands import DATA_HELP
 
 

@@ -10,9 +10,9 @@ import click
 
 from retrieval.cli import json_option, print_next, print_result, print_status
 from retrieval.commands.device_options import training_device_option
-from retrieval.devices import Device
 from retrieval.errors import InputError
-from retrieval.licenses import license_notice
+from retrieval.machine.devices import Device
+from retrieval.model.licenses import license_notice
 from retrieval.text import pluralize
 from train import settings
 from train.commands import DATA_HELP

@@ -9,9 +9,9 @@ import click
 
 from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.device_options import training_device_option
-from retrieval.devices import Device
 from retrieval.errors import LookalikeError
-from retrieval.extras import needs
+from retrieval.machine.devices import Device
+from retrieval.machine.extras import needs
 from train.commands import DATA_HELP
 
 METRICS = ("map_at_r", "recall_at_1")

@@ -21,7 +21,7 @@ import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFont
 
 from retrieval.errors import InputError
-from retrieval.extras import missing_extra
+from retrieval.machine.extras import missing_extra
 from retrieval.progress import Progress
 
 SIDE = 72  # pixels; as Twemoji's files

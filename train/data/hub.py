@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-from retrieval import hub
 from retrieval.errors import ImageError, InputError, did_you_mean
-from retrieval.extras import needs
 from retrieval.files import file_lock, user_cache
 from retrieval.images.load import open_bytes
+from retrieval.machine.extras import needs
+from retrieval.model import hub
 from retrieval.progress import Progress
 from train.data import custom
 from train.data.dataset import Splits

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from retrieval.devices import Device
 from retrieval.errors import InputError
 from retrieval.evaluation.report import REPORT_FILE, Report
 from retrieval.evaluation.score import Result
+from retrieval.machine.devices import Device
 from train import data, settings
 from train.data import DataSet
 from train.experiments.comparison import Outcome, compare_variants

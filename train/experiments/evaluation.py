@@ -17,12 +17,12 @@ from retrieval.evaluation.gallery import gallery_protocol
 from retrieval.evaluation.report import Report
 from retrieval.evaluation.score import CURVE_KS, KS, Evaluation, Result, evaluate
 from retrieval.evaluation.verdict import Verdict, judge
+from retrieval.galleries.searchable import SearchableGallery
 from retrieval.images.decode import EmbeddedFiles
-from retrieval.inference.runtime import Runtime
 from retrieval.metrics.clustering import effort_note
 from retrieval.metrics.ranking import exact_neighbours
+from retrieval.model.runtime import Runtime
 from retrieval.reports.folder import judge_by_kept, keep_report
-from retrieval.searchable import SearchableGallery
 from train.config import ProbeLabels, Published
 from train.data import DataSet, LabelledImage
 from train.experiments.linear_probe import check_closed_set, probe_images, probe_labels

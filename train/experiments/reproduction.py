@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from retrieval import text
-from retrieval.devices import Device
 from retrieval.errors import InputError
 from retrieval.files import now, write_texts
+from retrieval.machine.devices import Device
 from retrieval.metrics.statistics import Summary, summarize
 from retrieval.reports.text_tables import mean_and_std
 from train import data, settings

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from retrieval.extras import needs
+from retrieval.machine.extras import needs
 from train.data import DataSet
 from train.models.packaged_weights import PACKAGE
 from train.pretrained_configs import torchvision_names

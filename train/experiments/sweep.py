@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from retrieval import text
-from retrieval.devices import Device
 from retrieval.errors import InputError, LookalikeError
 from retrieval.evaluation.report import REPORT_FILE, Report
 from retrieval.evaluation.score import Result
 from retrieval.files import atomic_write, file_lock
+from retrieval.machine.devices import Device
 from train import data, settings
 from train.config import FITTED_INITS, Config
 from train.data import DataSet

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from retrieval.devices import Device
-from retrieval.embedder import Embedder
 from retrieval.errors import InputError, LookalikeError
 from retrieval.evaluation.report import OFF_THE_SHELF
-from retrieval.faiss_backend import CPU, CpuBackend, backend_for
+from retrieval.galleries.database import is_gallery, open_gallery
+from retrieval.galleries.searchable import SearchableGallery
 from retrieval.images.decode import BATCH, EmbeddedFiles, embed_files
 from retrieval.images.preprocess import Preprocess
-from retrieval.inference.runtime import Runtime
+from retrieval.machine.devices import Device
+from retrieval.machine.faiss_backend import CPU, CpuBackend, backend_for
 from retrieval.metrics.ranking import NeighbourSearch
+from retrieval.model.embedder import Embedder
+from retrieval.model.runtime import Runtime
 from retrieval.progress import Progress
-from retrieval.searchable import SearchableGallery
-from retrieval.stores.gallery import is_gallery, open_gallery
 from train import settings
 from train.config import FITTED_INITS, Config
 from train.pretrained_configs import published_preprocess

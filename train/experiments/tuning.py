@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from retrieval.devices import Device
 from retrieval.errors import InputError, LookalikeError
 from retrieval.files import file_lock
+from retrieval.machine.devices import Device
 from train import data, settings
 from train.config import Config
 from train.data import DataSet

@@ -25,8 +25,8 @@ from retrieval.errors import ImageError
 from retrieval.images.decode import decode_ahead
 from retrieval.images.load import load_image
 from retrieval.images.preprocess import Preprocess
+from retrieval.machine.resources import free_memory
 from retrieval.progress import Progress
-from retrieval.resources import free_memory
 from train.config import LoaderConfig
 from train.input.cache_file import cache_file, explain_write_errors, fingerprint, map_with_facts, write_facts
 from train.input.resize import Resize

@@ -20,7 +20,7 @@ import numpy as np
 from retrieval.errors import LookalikeError
 from retrieval.files import atomic_write, file_lock
 from retrieval.images.load import DECODE_POLICY
-from retrieval.notices import print_notice
+from retrieval.text import print_notice
 
 _T = TypeVar("_T")
 _FORMAT = 1

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from retrieval.errors import ImageError, InputError, LookalikeError
-from retrieval.resources import cores
+from retrieval.machine.resources import cores
 from train.config import Config
 from train.input.augment import Draws, apply_draws, batch_seeds, cut_and_draw, draw_transform
 from train.input.cache import (

@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from retrieval.devices import gpus
-from retrieval.gpu_trials import gpu_problem
-from retrieval.notices import print_notice
+from retrieval.machine.devices import gpus
+from retrieval.machine.gpu_trials import gpu_problem
+from retrieval.text import print_notice
 
 Compile = Literal["auto", "none", "network", "loss", "all"]
 

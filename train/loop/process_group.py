@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from retrieval.devices import gpus
 from retrieval.errors import InputError
-from retrieval.gpu_trials import build_problem, report_cpu
+from retrieval.machine.devices import gpus
+from retrieval.machine.gpu_trials import build_problem, report_cpu
 from train.loop.processes import LONGEST_START, Processes, launched_processes
 
 _T = TypeVar("_T")

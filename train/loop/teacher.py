@@ -19,13 +19,13 @@ import numpy as np
 from torch import Tensor
 
 from retrieval import metrics
-from retrieval.embedder import Embedder
 from retrieval.errors import InputError
 from retrieval.files import atomic_write
 from retrieval.images.preprocess import Preprocess
-from retrieval.licenses import license_notice, model_license
 from retrieval.metrics.ranking import NeighbourSearch
-from retrieval.notices import print_notice
+from retrieval.model.embedder import Embedder
+from retrieval.model.licenses import license_notice, model_license
+from retrieval.text import print_notice
 from train.config import Config
 from train.input.features import FeatureSet, cache_folder, cached_features
 from train.input.resize import Resize

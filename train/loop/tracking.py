@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from torch.utils.tensorboard import SummaryWriter
 
 from retrieval.errors import InputError
-from retrieval.extras import needs
+from retrieval.machine.extras import needs
 from train.config import Config
 from train.loop.run_folder import Run
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from retrieval.errors import InputError, did_you_mean
-from retrieval.hub import cache_while_unreachable
+from retrieval.model.hub import cache_while_unreachable
 from train.models.feature_extractor import FeatureExtractor, Weights, forward, tensors_of, unusable_size
 from train.models.packaged_weights import packaged_weights
 from train.pretrained_configs import FROM_TENSORFLOW, has_projection, timm_options, torchvision_weights

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from retrieval.errors import InputError
-from retrieval.extras import needs
+from retrieval.machine.extras import needs
 
 # Last names of the linear layers of attention and of MLPs in timm, torchvision and their relatives.
 _ATTENTION = ("qkv", "q", "k", "v", "kv", "query", "key", "value", "proj")

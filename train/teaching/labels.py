@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from retrieval.errors import InputError
-from retrieval.gallery import Gallery
+from retrieval.galleries.files import Gallery
 from retrieval.ingest.judgements import read_judgements
 from retrieval.text import pluralize
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from retrieval.errors import InputError
-from retrieval.layer import Layer
+from retrieval.model.layer import Layer
 from retrieval.progress import Progress
 from train import losses
 from train.config import BatchConfig

@@ -15,9 +15,9 @@ import numpy as np
 
 from retrieval import metrics
 from retrieval.errors import InputError
-from retrieval.layer import Layer
 from retrieval.metrics import per_query
 from retrieval.metrics.statistics import bootstrap_intervals
+from retrieval.model.layer import Layer
 from train.teaching.layers import fit_starts
 
 POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)

@@ -13,8 +13,8 @@ import faiss
 import onnxruntime
 import pytest
 
-from retrieval.devices import driver_cuda, gpus
-from retrieval.installation import builds, find_problems
+from retrieval.machine.devices import driver_cuda, gpus
+from retrieval.machine.installation import builds, find_problems
 from tests.conftest import lookalike_here
 
 ROOT = Path(__file__).parents[3]

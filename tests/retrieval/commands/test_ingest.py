@@ -14,11 +14,11 @@ import pytest
 from PIL import Image
 
 from retrieval.commands.options import parse_size
-from retrieval.devices import Device
 from retrieval.evaluation.report import TRAINED_NOTE
-from retrieval.gallery import Gallery
-from retrieval.inference.runtime import Runtime
-from retrieval.inference.sessions import open_session
+from retrieval.galleries.files import Gallery
+from retrieval.machine.devices import Device
+from retrieval.model.runtime import Runtime
+from retrieval.model.sessions import open_session
 from tests.conftest import draw, lookalike_here
 from tests.serve.model import write_model
 
@@ -44,7 +44,7 @@ def test_commands_load_the_model_once_on_the_given_device(
         opened.append((path.name, runtime))
         return open_session(path, data, runtime)
 
-    monkeypatch.setattr("retrieval.embedder.open_session", open_once)
+    monkeypatch.setattr("retrieval.model.embedder.open_session", open_once)
     build = ("index", "build", "g", "photos", "--model", "m.onnx")
     commands: list[tuple[str, ...]] = [
         build,

@@ -13,7 +13,7 @@ from PIL import Image
 from retrieval import ImageError, Preprocess, load_image
 from retrieval.images import decode
 from retrieval.images.decode import Decoded, KnownFile, decode_ahead, read_ahead
-from retrieval.resources import cores
+from retrieval.machine.resources import cores
 from tests.conftest import draw
 
 PREPROCESS = Preprocess(size=16)

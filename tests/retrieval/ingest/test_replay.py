@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 
 from retrieval import Gallery, InputError, LookalikeError
+from retrieval.curation.duplicates import find_duplicates
+from retrieval.curation.suspects import find_suspects
+from retrieval.curation.thinning import plan_thinning, remove_surplus
 from retrieval.ingest.editor import open_editor
 from retrieval.ingest.replay import replay
 from retrieval.ingest.sync import folder_difference, sync, update
 from retrieval.storage.decisions import FILE, DecisionLog
 from retrieval.storage.store import Store
 from retrieval.upkeep.compact import compact
-from retrieval.upkeep.duplicates import find_duplicates
 from retrieval.upkeep.snapshot import copy_gallery
-from retrieval.upkeep.suspects import find_suspects
-from retrieval.upkeep.thinning import plan_thinning, remove_surplus
 from tests.conftest import draw, lookalike_here
+from tests.retrieval.curation.test_duplicates import make, unit
 from tests.retrieval.filling import bare_gallery, commit
 from tests.retrieval.killing import kill_at_every_step
-from tests.retrieval.upkeep.test_duplicates import make, unit
 from tests.serve.model import write_model
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from retrieval import Gallery
-from retrieval.embedder import Embedder
 from retrieval.ingest.rebuild import rebuild
 from retrieval.ingest.sync import sync, update
 from retrieval.ingest.transfer import export_vectors, import_vectors
 from retrieval.ingest.uploads import Upload, store_uploads
+from retrieval.model.embedder import Embedder
 from retrieval.storage import database
 from retrieval.storage.records import IndexSpec
 from retrieval.upkeep.compact import compact

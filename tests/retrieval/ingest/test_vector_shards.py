@@ -15,7 +15,6 @@ import pyarrow.parquet
 import pytest
 
 from retrieval import Embedder, Gallery, ImageError, InputError, Runtime
-from retrieval.devices import Device
 from retrieval.images.load import DECODE_POLICY
 from retrieval.ingest import ray_workers
 from retrieval.ingest.pipeline import Embedded
@@ -32,6 +31,7 @@ from retrieval.ingest.vector_shards import (
     found_in,
     shard_table,
 )
+from retrieval.machine.devices import Device
 from tests.conftest import draw, lookalike_here
 from tests.retrieval.filling import DIM, unit_vectors
 from tests.serve.model import write_model

@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from retrieval import Gallery
-from retrieval.embedder import Embedder
+from retrieval.curation.duplicates import find_duplicates
+from retrieval.curation.store_duplicates import find_in_store
 from retrieval.errors import InputError
+from retrieval.galleries.database import StoreGallery
+from retrieval.galleries.searchable import Hit, SearchableGallery
 from retrieval.ingest.indexing import add_images
 from retrieval.ingest.sources import Sources
 from retrieval.ingest.store_indexing import add_to_store
+from retrieval.model.embedder import Embedder
 from retrieval.search.calibration import NAME, Calibration, write_calibration
 from retrieval.search.query import SearchOptions
-from retrieval.searchable import Hit, SearchableGallery
 from retrieval.stores.address import Address, parse_address
 from retrieval.stores.engine import Amendment
-from retrieval.stores.gallery import StoreGallery
-from retrieval.upkeep.duplicates import find_duplicates
-from retrieval.upkeep.store_duplicates import find_in_store
 from retrieval.upkeep.store_verify import verify_store
 from tests.conftest import draw
 from tests.retrieval.stores.conftest import Database

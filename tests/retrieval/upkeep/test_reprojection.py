@@ -11,7 +11,7 @@ import pytest
 from export.layer import append_layer
 from retrieval import Embedder, Gallery, InputError, LookalikeError
 from retrieval.ingest.uploads import Upload, store_uploads
-from retrieval.layer import Layer
+from retrieval.model.layer import Layer
 from retrieval.search.calibration import NAME as CALIBRATION
 from retrieval.storage.records import Change, IndexSpec
 from retrieval.upkeep.compact import compact

@@ -16,7 +16,7 @@ import pytest
 
 from retrieval import Embedder, Gallery
 from retrieval.ingest.rebuild import rebuild
-from retrieval.resources import cores
+from retrieval.machine.resources import cores
 from serve.app import create_app
 from serve.core.batching import Batcher
 from serve.core.errors import BusyError, DeadlineExceededError

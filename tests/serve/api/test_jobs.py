@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from retrieval import Gallery
+from retrieval.curation.duplicates import find_duplicates
+from retrieval.curation.suspects import find_suspects
+from retrieval.curation.thinning import plan_thinning
 from retrieval.evaluation.report import Report, kept_reports
 from retrieval.files import now
 from retrieval.reports.folder import keep_report
 from retrieval.storage.records import Change
-from retrieval.upkeep.duplicates import find_duplicates
-from retrieval.upkeep.suspects import find_suspects
-from retrieval.upkeep.thinning import plan_thinning
 from serve.app import create_app
 from serve.client import ApiError, Client
 from serve.core.background import Background

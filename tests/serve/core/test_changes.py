@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from retrieval import Gallery, InputError
-from retrieval.embedder import Embedder
 from retrieval.errors import ImageError
 from retrieval.ingest.rebuild import rebuild
+from retrieval.model.embedder import Embedder
 from retrieval.upkeep.verify import verify
 from serve.core import changes
 from serve.core.changes import AddedImage

@@ -7,7 +7,7 @@ import json
 import pytest
 import timm
 
-from retrieval.licenses import PERMISSIVE
+from retrieval.model.licenses import PERMISSIVE
 from tests.conftest import lookalike_here
 from train.curated_backbones import RETRIEVAL, curated_backbones
 from train.models.backbones import build_backbone

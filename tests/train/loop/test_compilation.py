@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from retrieval.installation import Problem
+from retrieval.machine.installation import Problem
 from train.config import Config
 from train.loop import compilation
 from train.loop.compilation import Compiled, compiled_parts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from retrieval.installation import Problem
+from retrieval.machine.installation import Problem
 from train.loop import process_group
 
 

@@ -24,7 +24,7 @@ from train.commands.analyze.options import (
 if TYPE_CHECKING:
     from retrieval.analysis.embeddings import Embeddings
     from retrieval.analysis.tsne import TsneMap
-    from retrieval.inference.runtime import Runtime
+    from retrieval.model.runtime import Runtime
     from train.analysis.synthetic import PointSource
     from train.commands.analyze.sources import EmbeddingSource
 
@@ -416,7 +416,7 @@ def heatmap(model: Path, query: Path, results: tuple[Path, ...], runtime: Runtim
       lookalike analyze heatmap sct.onnx query.jpg first.jpg second.jpg third.jpg --out sct.svg
     """
     from retrieval.analysis import heatmaps
-    from retrieval.embedder import Embedder
+    from retrieval.model.embedder import Embedder
 
     if len(results) > _MOST_RESULTS:
         raise InputError(f"{len(results)} results are too many for one figure; give at most {_MOST_RESULTS}")

@@ -11,8 +11,8 @@ import click
 
 from retrieval import text
 from retrieval.commands.device_options import training_device_option
-from retrieval.devices import Device
 from retrieval.errors import InputError
+from retrieval.machine.devices import Device
 from train.commands import DATA_HELP
 from train.commands.analyze.options import Drawing, figure_command
 

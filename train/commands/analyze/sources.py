@@ -12,8 +12,8 @@ import numpy as np
 
 from retrieval.analysis.embeddings import Embeddings, embeddings_of
 from retrieval.errors import InputError
-from retrieval.inference.runtime import Runtime
-from retrieval.stores.gallery import is_gallery, open_gallery
+from retrieval.galleries.database import is_gallery, open_gallery
+from retrieval.model.runtime import Runtime
 from train import data as data_sets
 from train.data import LabelledImage
 from train.experiments.targets import Candidate, baseline, open_target

@@ -1,0 +1,1 @@
+"""What is wrong with the images of a gallery: duplicates, leakage, suspected labels, quality."""

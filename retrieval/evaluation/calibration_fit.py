@@ -1,0 +1,494 @@
+"""Learning the calibration of a gallery from labels or decisions, with cross-validation over classes.
+
+The population is what users see: the first hits of a query, not random pairs. With labels, each query is an
+item of the gallery, and its hits are judged twice: without the item itself, and without its whole class, as
+if the gallery had nothing like it. The share of such queries is an assumption. Beside them, queries whose
+picture is in the gallery are fitted to: the item with itself in the gallery, and a changed copy of it. Such
+copies are simulated on the vectors, so that no image is read. Classes are divided into folds: the numbers on
+quality come from classes that the regression was not fitted to.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from retrieval.errors import InputError
+from retrieval.files import now
+from retrieval.galleries.searchable import Hit, SearchableGallery
+from retrieval.ingest.judgements import Judgements
+from retrieval.metrics.reliability import (
+    Bin,
+    brier_score,
+    calibration_error,
+    error_by_chance,
+    reliability,
+)
+from retrieval.progress import Progress
+from retrieval.search.calibration import DEPTH, SAME, Calibration, features, logistic, summary
+from retrieval.search.query import SearchOptions
+from retrieval.search.rerank import unit
+
+QUERIES = 3000
+ABSENT = 0.5
+FOLDS = 5
+THRESHOLDS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
+_BATCH = 256  # queries of one search
+_MOST = 2048  # hits of a search that looks beyond the class of its query
+_RIDGE = 1.0  # on the weights of standardized features, for small galleries
+_CEILING_RIDGE, _CEILING_START = 0.05, 2.0  # of the logit of the ceiling
+_LEAST = 20  # right hits, and wrong ones
+COPIES = 1.0  # weight of queries whose picture is in the gallery, half of them changed, to that of the others
+_FARTHEST = 0.8  # square of the lowest cosine of a changed copy
+
+
+# Kinds of queries: an item without itself; without its class; with itself; a changed copy of it.
+PRESENT, ABSENT_CLASS, SAME_PICTURE, CHANGED = range(4)
+KINDS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class JudgedHits:
+    """Hits that are known to be right or wrong.
+
+    Attributes:
+        scores: Cosines, float64 [n].
+        nearest: `summary` of the query of each hit, float64 [n, 5].
+        right: Whether it shows the same thing as the query, bool [n].
+        weights: Weights, float64 [n], with a mean of 1.
+        queries: Number of the query, int64 [n]: of each item `KINDS` of them, in the order of the kinds.
+        groups: Class of the query, int64 [n].
+    """
+
+    scores: np.ndarray
+    nearest: np.ndarray
+    right: np.ndarray
+    weights: np.ndarray
+    queries: np.ndarray
+    groups: np.ndarray
+
+    def __getitem__(self, which: np.ndarray) -> JudgedHits:
+        return JudgedHits(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
+
+    @property
+    def features(self) -> np.ndarray:
+        """Features of the regression, float64 [n, 6]."""
+        return features(self.scores, self.nearest)
+
+    @property
+    def kinds(self) -> np.ndarray:
+        """Kind of the query of each hit, int64 [n], from `PRESENT` to `CHANGED`."""
+        return self.queries % KINDS
+
+    @property
+    def is_copied(self) -> np.ndarray:
+        """Whether the picture of the query is in the gallery, bool [n]."""
+        return self.kinds >= SAME_PICTURE
+
+    def with_absent(self, share: float) -> JudgedHits:
+        """Return the hits with weights such that a share of the queries is without its class.
+
+        Those whose picture is in the gallery are beside these, with a weight of their own.
+        """
+        count = np.bincount(np.unique(self.queries) % KINDS, minlength=KINDS)
+        if not count[PRESENT] or not count[ABSENT_CLASS]:
+            return self
+        wanted = np.array([1 - share, share, COPIES / 2, COPIES / 2])
+        weights = (wanted / np.maximum(count, 1))[self.kinds]
+        return replace(self, weights=weights / weights.mean())
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """What a lowest probability does.
+
+    Attributes:
+        probability: Lowest probability.
+        hits: Share of the hits that reach it.
+        right: Share of right ones among these; `None` if there are none.
+        answered: Share of the queries, of those whose class is in the gallery, with at least one such hit.
+        refused: Share of the queries without such a hit, of those whose class is not in the gallery; `None`
+            with decisions, which say nothing about that.
+    """
+
+    probability: float
+    hits: float
+    right: float | None
+    answered: float
+    refused: float | None
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Quality of a calibration on held-out classes.
+
+    Attributes:
+        queries: Number of queries.
+        classes: Number of classes.
+        hits: Number of judged hits.
+        ece: Expected calibration error, 15 bins of equal weight.
+        ece_by_chance: What it would be if each hit were right with its probability, independently.
+        ece_of_folds: It on each fold.
+        ece_of_best: It of the best hit of each query.
+        ece_of_copies: It of queries whose picture is in the gallery, half of them changed copies of it; they
+            are in no other number. `None` with decisions.
+        brier: Brier score.
+        brier_of_share: Brier score of the share of right hits as the probability of all.
+        reliability: Bins of the reliability diagram.
+        thresholds: What lowest probabilities do.
+    """
+
+    queries: int
+    classes: int
+    hits: int
+    ece: float
+    ece_by_chance: float
+    ece_of_folds: list[float]
+    ece_of_best: float
+    ece_of_copies: float | None
+    brier: float
+    brier_of_share: float
+    reliability: list[Bin]
+    thresholds: list[Threshold]
+
+
+def calibrate(
+    gallery: SearchableGallery,
+    judgements: Judgements | None = None,
+    *,
+    absent: float = ABSENT,
+    queries: int = QUERIES,
+    show_progress: bool = False,
+) -> tuple[Calibration, Quality]:
+    """Fit the calibration of a gallery, and measure it on held-out classes. Nothing is stored.
+
+    Args:
+        gallery: The gallery.
+        judgements: Labels or decisions; by default the labels of the gallery.
+        absent: Share of the queries whose thing is not in the gallery, from 0 to below 1; without effect on
+            decisions, whose queries are as they are.
+        queries: Number of labelled items beyond which a random sample is used as queries.
+        show_progress: Report progress on stderr.
+
+    Raises:
+        InputError: The judgements are too few, or a higher cosine is not more often right.
+    """
+    if judgements is not None and judgements.pairs:
+        hits = _hits_of_pairs(gallery, judgements.pairs)
+    else:
+        labels = None if judgements is None else judgements.labels
+        hits = judged_hits(gallery, labels, queries=queries, show_progress=show_progress)
+        hits = hits.with_absent(absent)
+    check_enough(hits, str(gallery.folder))
+    curve = fit(hits)
+    if curve.weights[0] <= 0:
+        what = f"{gallery.folder}: hits with a higher cosine are not more often right"
+        raise InputError(f"{what}; check the labels, or train the model")
+    quality = cross_validate(hits)
+    numbers = {"queries": quality.queries, "classes": quality.classes, "ece": round(quality.ece, 5)}
+    calibration = Calibration(
+        fingerprint=gallery.fingerprint,
+        images=len(gallery),
+        weights=tuple(curve.weights.tolist()),
+        offset=curve.offset,
+        ceiling=curve.ceiling,
+        absent=absent,
+        created=now(),
+        quality=numbers,
+    )
+    return calibration, quality
+
+
+# ---- judged hits
+
+
+def judged_hits(
+    gallery: SearchableGallery,
+    labels: Mapping[int, str] | None = None,
+    *,
+    queries: int = QUERIES,
+    show_progress: bool = False,
+) -> JudgedHits:
+    """Search with labelled items and with changed copies of them, and return their first hits.
+
+    Each item is searched for without itself, without its class, with itself, and with itself by a changed
+    copy. Hits without a label are left out: it is not known whether they are right. The picture of a query is
+    left out as well: it would make the best hits of other queries too probable.
+
+    Args:
+        gallery: The gallery.
+        labels: Labels by item id; `None` for those of the gallery.
+        queries: Number of labelled items beyond which a random sample of them is used.
+        show_progress: Report progress on stderr.
+    """
+    if labels is None:
+        found = gallery.embeddings(labelled=True, limit=queries)
+        ids, vectors, own = found.ids, found.vectors, [label or "" for label in found.labels]
+        sizes = {label: count for label, count in gallery.label_counts() if label}
+    else:
+        ids = np.array(sorted(labels), np.int64)
+        if len(ids) > queries:
+            ids = np.sort(np.random.default_rng(0).choice(ids, queries, replace=False))
+        stored = gallery.vectors(ids.tolist())
+        ids = np.array([number for number in ids.tolist() if number in stored], np.int64)
+        vectors = np.stack([stored[number] for number in ids.tolist()]) if len(ids) else np.empty((0, 1))
+        own = [labels[number] for number in ids.tolist()]
+        sizes = Counter(labels.values())
+    classes = {label: number for number, label in enumerate(dict.fromkeys(own))}
+    copies = change(vectors)
+    rows = _Rows()
+
+    def known(hits: Sequence[Hit]) -> list[str | None]:
+        return [hit.label if labels is None else labels.get(hit.id) for hit in hits]
+
+    with Progress("searching", len(ids), "queries", show=show_progress) as progress:
+        for start in range(0, len(ids), _BATCH):
+            some = range(start, min(start + _BATCH, len(ids)))
+            options = SearchOptions(DEPTH + 1, calibrated=False)
+            for row, hits in zip(some, gallery.find(copies[some], options), strict=True):
+                query, group = KINDS * row + CHANGED, classes[own[row]]
+                rows.add(hits, known(hits), own[row], query, group, original=ids[row])
+            wanted, depth = list(some), 2 * DEPTH + 1
+            while wanted:
+                options = SearchOptions(depth, calibrated=False)
+                deeper = []
+                for row, hits in zip(wanted, gallery.find(vectors[wanted], options), strict=True):
+                    others = [hit for hit in hits if hit.id != ids[row]]
+                    labels_of = known(others)
+                    beyond = [at for at, label in enumerate(labels_of) if label != own[row]]
+                    if len(beyond) < DEPTH and len(hits) == depth and depth < _MOST:
+                        deeper.append(row)
+                        continue
+                    group, query = classes[own[row]], KINDS * row
+                    if sizes[own[row]] > 1:
+                        rows.add(others, labels_of, own[row], query + PRESENT, group)
+                    rows.add(others, labels_of, own[row], query + SAME_PICTURE, group)
+                    rows.add(
+                        [others[at] for at in beyond],
+                        [labels_of[at] for at in beyond],
+                        own[row],
+                        query + ABSENT_CLASS,
+                        group,
+                    )
+                wanted, depth = deeper, min(4 * depth, _MOST)
+            progress.update(len(some))
+    return rows.hits()
+
+
+def change(vectors: np.ndarray, seed: int = 0) -> np.ndarray:
+    """Return a changed copy of each vector, as of a picture that was scaled, compressed or cropped.
+
+    It is moved into the direction in which two other vectors differ. The square of its cosine with the
+    original is uniform from 0.8 to 1; docs/calibration.md has those of real copies.
+
+    Args:
+        vectors: Unit vectors, float32 [n, D].
+        seed: Seed.
+    """
+    random = np.random.default_rng(seed)
+    order = random.permutation(len(vectors))
+    away = vectors[order] - vectors[np.roll(order, 1)]
+    away -= np.einsum("nd,nd->n", away, vectors)[:, None] * vectors
+    squares = random.uniform(_FARTHEST, 1, (len(vectors), 1)).astype(np.float32)
+    return unit(np.sqrt(squares) * vectors + np.sqrt(1 - squares) * unit(away))
+
+
+class _Rows:
+    """Judged hits, collected query by query."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[float, ...]] = []
+
+    def add(
+        self,
+        hits: Sequence[Hit],
+        labels: Sequence[str | None],
+        own: str,
+        query: int,
+        group: int,
+        original: int | None = None,
+    ) -> None:
+        """Add the first hits of a query that are not its own picture, or the original of it."""
+        *near, copied = summary([hit.score for hit in hits])
+        copied = max(copied, float(query % KINDS == SAME_PICTURE))
+        first = [(hit, label) for hit, label in zip(hits, labels, strict=True) if hit.score < SAME]
+        for hit, label in first[:DEPTH]:
+            if label and hit.id != original:
+                self._rows.append((hit.score, *near, copied, label == own, query, group))
+
+    def hits(self) -> JudgedHits:
+        """Return all hits, with equal weights."""
+        table = np.array(self._rows, np.float64).reshape(-1, 9)
+        return JudgedHits(
+            scores=table[:, 0],
+            nearest=table[:, 1:6],
+            right=table[:, 6] > 0,
+            weights=np.ones(len(table)),
+            queries=table[:, 7].astype(np.int64),
+            groups=table[:, 8].astype(np.int64),
+        )
+
+
+def _hits_of_pairs(gallery: SearchableGallery, pairs: Sequence[tuple[int, int, bool]]) -> JudgedHits:
+    """Return decisions as hits of the first of each pair. Items that are the same are one group."""
+    ids = sorted({number for a, b, _ in pairs for number in (a, b)})
+    stored = gallery.vectors(ids)
+    known = [(a, b, same) for a, b, same in pairs if a in stored and b in stored and a != b]
+    asked = sorted({a for a, _, _ in known})
+    near = {}
+    for start in range(0, len(asked), _BATCH):
+        some = asked[start : start + _BATCH]
+        options = SearchOptions(DEPTH + 1, calibrated=False)
+        for number, hits in zip(
+            some, gallery.find(np.stack([stored[n] for n in some]), options), strict=True
+        ):
+            near[number] = summary([hit.score for hit in hits if hit.id != number])
+    groups = _components(ids, [(a, b) for a, b, same in known if same])
+    return JudgedHits(
+        scores=np.array([stored[a] @ stored[b] for a, b, _ in known], np.float64),
+        nearest=np.array([near[a] for a, _, _ in known], np.float64).reshape(-1, 5),
+        right=np.array([same for *_, same in known], bool),
+        weights=np.ones(len(known)),
+        queries=KINDS * np.array([a for a, _, _ in known], np.int64) + PRESENT,
+        groups=np.array([groups[a] for a, _, _ in known], np.int64),
+    )
+
+
+def _components(items: Sequence[int], pairs: Sequence[tuple[int, int]]) -> dict[int, int]:
+    """Return the number of the connected component of each item."""
+    parent = {item: item for item in items}
+
+    def root(item: int) -> int:
+        while parent[item] != item:
+            parent[item] = item = parent[parent[item]]
+        return item
+
+    for a, b in pairs:
+        parent[root(a)] = root(b)
+    return {item: root(item) for item in items}
+
+
+def check_enough(hits: JudgedHits, where: str) -> None:
+    """Raise an `InputError` if hits are too few to fit and test a calibration."""
+    hits = hits[~hits.is_copied]
+    right, groups = int(hits.right.sum()), len(np.unique(hits.groups))
+    wrong = len(hits.right) - right
+    if min(right, wrong) < _LEAST or groups < FOLDS:
+        found = f"{right} right and {wrong} wrong hits of {groups} classes"
+        least = f"at least {_LEAST} of both and {FOLDS} classes"
+        raise InputError(f"{where}: {found} are known, which is too few; {least} are necessary")
+
+
+# ---- regression
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Fitted regression: `ceiling` / (1 + exp(-(x @ weights + offset))) of the features x."""
+
+    weights: np.ndarray
+    offset: float
+    ceiling: float
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """Return the probabilities, float64 [n], of features, float64 [n, 6]."""
+        found: np.ndarray = self.ceiling * logistic(x @ self.weights + self.offset)
+        return found
+
+
+def fit(hits: JudgedHits) -> Curve:
+    """Fit the regression by maximum likelihood, with a ridge penalty on standardized weights."""
+    from scipy.optimize import minimize  # slow to import
+
+    x, y, w = hits.features, hits.right.astype(np.float64), hits.weights
+    mean = np.average(x, axis=0, weights=w)
+    scale = np.sqrt(np.average((x - mean) ** 2, axis=0, weights=w)) + 1e-12
+    design = np.column_stack([(x - mean) / scale, np.ones(len(x))])
+    ridge = np.array([_RIDGE] * x.shape[1] + [0.0, _CEILING_RIDGE])
+
+    def loss(beta: np.ndarray) -> tuple[float, np.ndarray]:
+        top, curve = (logistic(values) for values in (beta[-1], design @ beta[:-1]))
+        p = np.clip(top * curve, 1e-12, 1 - 1e-12)
+        likelihood = w @ (y * np.log(p) + (1 - y) * np.log1p(-p))
+        slope = w * (y - p) / (1 - p)  # of the log-likelihood, by the logarithm of p
+        gradient = np.append(design.T @ (slope * (1 - curve)), slope.sum() * (1 - top))
+        return 0.5 * float(ridge @ beta**2) - likelihood, ridge * beta - gradient
+
+    share = np.clip(np.average(y, weights=w), 1e-6, 1 - 1e-6)
+    start = np.array([0.0] * x.shape[1] + [np.log(share / (1 - share)), _CEILING_START])
+    beta = minimize(loss, start, jac=True, method="BFGS").x
+    weights = beta[:-2] / scale
+    return Curve(weights, float(beta[-2] - weights @ mean), float(logistic(beta[-1])))
+
+
+# ---- quality
+
+
+def cross_validate(hits: JudgedHits, seed: int = 0) -> Quality:
+    """Return the quality on classes that the regression was not fitted to.
+
+    Args:
+        hits: The hits.
+        seed: Seed of the division of the classes into folds.
+    """
+    classes = np.unique(hits.groups)
+    fold_of = np.random.default_rng(seed).permutation(len(classes)) % FOLDS
+    folds = fold_of[np.searchsorted(classes, hits.groups)]
+    probabilities = np.empty(len(folds))
+    errors = []
+    for fold in range(FOLDS):
+        held = folds == fold
+        probabilities[held] = fit(hits[~held])(hits[held].features)
+        held &= ~hits.is_copied
+        errors.append(calibration_error(probabilities[held], hits.right[held], hits.weights[held]))
+    return measure(hits, probabilities, errors)
+
+
+def measure(hits: JudgedHits, probabilities: np.ndarray, errors: list[float]) -> Quality:
+    """Return the quality of probabilities, float64 [n], of held-out hits, with the errors of the folds."""
+    copied = hits.is_copied
+    of_copies = calibration_error(probabilities[copied], hits.right[copied]) if copied.any() else None
+    hits, probabilities = hits[~copied], probabilities[~copied]
+    right, weights = hits.right, hits.weights
+    best = best_of_each(hits.queries, hits.scores)
+    share = np.full(len(right), np.average(right, weights=weights))
+    return Quality(
+        queries=len(np.unique(hits.queries // KINDS)),
+        classes=len(np.unique(hits.groups)),
+        hits=len(right),
+        ece=calibration_error(probabilities, right, weights),
+        ece_by_chance=error_by_chance(probabilities, weights),
+        ece_of_folds=errors,
+        ece_of_best=calibration_error(probabilities[best], right[best], weights[best]),
+        ece_of_copies=of_copies,
+        brier=brier_score(probabilities, right, weights),
+        brier_of_share=brier_score(share, right, weights),
+        reliability=reliability(probabilities, right, weights),
+        thresholds=[_threshold(hits, probabilities, best, value) for value in THRESHOLDS],
+    )
+
+
+def best_of_each(queries: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """Return the position of the best hit of each query, int64."""
+    order = np.lexsort((-scores, queries))
+    first = np.unique(queries[order], return_index=True)[1]
+    best: np.ndarray = order[first]
+    return best
+
+
+def _threshold(hits: JudgedHits, probabilities: np.ndarray, best: np.ndarray, lowest: float) -> Threshold:
+    reached = probabilities >= lowest
+    gone = hits.kinds[best] == ABSENT_CLASS
+    there, gone = best[~gone], best[gone]
+    return Threshold(
+        probability=lowest,
+        hits=float(np.average(reached, weights=hits.weights)),
+        right=float(np.average(hits.right[reached], weights=hits.weights[reached]))
+        if reached.any()
+        else None,
+        answered=float(reached[there].mean()),
+        refused=float(1 - reached[gone].mean()) if len(gone) else None,
+    )

@@ -1,0 +1,529 @@
+"""A gallery whose items are in a database server, with the same searches as a gallery in files."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from retrieval.errors import InputError, StoreError
+from retrieval.files import check_free
+from retrieval.galleries import database_folder as folders
+from retrieval.galleries.files import Gallery
+from retrieval.galleries.searchable import Hit, Item, SearchableGallery, item_values
+from retrieval.images.load import DECODE_POLICY
+from retrieval.model.embedder import Embedder
+from retrieval.model.runtime import Runtime
+from retrieval.search.embeddings import StoredEmbeddings
+from retrieval.search.lru_cache import LRUCache
+from retrieval.search.query import SearchOptions, ids_of_names
+from retrieval.search.where import parse_condition
+from retrieval.storage.conditions import Column, find_column
+from retrieval.storage.facets import Facets, facet_columns
+from retrieval.storage.identity import has_text
+from retrieval.storage.listing import Order, Place
+from retrieval.storage.manifest import Manifest
+from retrieval.storage.paths import ItemPaths, number_without_file
+from retrieval.storage.records import UPLOADS, NewItem, StoredItem, Value
+from retrieval.storage.schema import BUILT_IN
+from retrieval.stores.address import Address
+from retrieval.stores.conditions import Filter, FilterTest, is_hidden, resolve
+from retrieval.stores.engine import Amendment, Engine, no_collection
+from retrieval.stores.facets import count_store_facets
+from retrieval.stores.opening import open_engine
+from retrieval.stores.ranking import StoreSearcher
+from retrieval.stores.writing import ItemWriter, visible
+
+if TYPE_CHECKING:
+    from retrieval.ingest.indexing import IngestResult
+
+RECALL = 0.95  # of the index, by default
+_CHUNK = 4096  # items in memory at a time
+_SAMPLE = 10_000  # items from which image sizes are counted
+_VALUES = 10_000  # values of a column that are counted
+_SECONDS = 5.0  # after which the number of items and the identity of the collection are read again
+_PAGES = 1024  # pages whose places are cached
+
+
+class StoreGallery(SearchableGallery):
+    """A gallery whose items are in a database, opened for searches and changes. Thread-safe.
+
+    Searches see what other processes have written at once; there is no state to refresh. Ids are spread
+    evenly over all numbers, so the first items by id are a random sample.
+
+    Attributes:
+        address: Address of the collection, without the password.
+        engine: The database.
+
+    Args:
+        folder: Gallery folder.
+        root: Folder of the image files, if they were moved after they were added.
+        runtime: Device, provider, batch size and threads of the gallery's model.
+        address: Address with its password; by default that in the folder, and $LOOKALIKE_STORE_PASSWORD.
+
+    Raises:
+        InputError: The folder is not that of a gallery in a database, or the collection is another one now.
+        LookalikeError: The database cannot be reached.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        root: str | Path | None = None,
+        runtime: Runtime | None = None,
+        address: Address | None = None,
+    ) -> None:
+        super().__init__(root, runtime)
+        self._folder = Path(folder)
+        self._known = folders.read_folder(self._folder)
+        self.address = str(self._known.address)
+        self.engine: Engine = open_engine(address or self._known.address)
+        self._manifest = self._read_manifest()
+        self._searcher = StoreSearcher(self.engine)
+        self._recount()
+        self._checked_at = time.monotonic()
+        self._starts: LRUCache[tuple[str | None, int, int], int] = LRUCache(_PAGES)
+        self.paths = ItemPaths(self._folder, self.engine.items, self.root)
+
+    @classmethod
+    def create(
+        cls, folder: str | Path, model: Embedder, address: Address, *, storage: str = "float32"
+    ) -> StoreGallery:
+        """Create a gallery and its collection. A collection of the same model without items is used.
+
+        Args:
+            folder: Gallery folder, which must be empty or not exist.
+            model: Model of the vectors.
+            address: Address of the collection.
+            storage: Type of the stored numbers, "float32" or "float16".
+
+        Raises:
+            InputError: The folder or the collection cannot be used, or the collection has items.
+            LookalikeError: The database cannot be reached.
+        """
+        manifest = Manifest(
+            model.fingerprint,
+            model.dim,
+            decode_policy=DECODE_POLICY,
+            provider=model.provider,
+            dtype=storage,
+        )
+        return cls._create(Path(folder), manifest, model, address)
+
+    @classmethod
+    def create_for_embedding(
+        cls, folder: str | Path, name: str, dim: int, address: Address, *, storage: str = "float32"
+    ) -> StoreGallery:
+        """Create a gallery without a model file, for vectors of an external embedding; see `create`.
+
+        Args:
+            folder: Gallery folder, which must be empty or not exist.
+            name: Name of the embedding.
+            dim: Dimension of its vectors.
+            address: Address of the collection.
+            storage: Type of the stored numbers, "float32" or "float16".
+        """
+        manifest = Manifest(f"embedding:{name}", dim, embedding=name, dtype=storage)
+        return cls._create(Path(folder), manifest, None, address)
+
+    @classmethod
+    def _create(
+        cls, folder: Path, manifest: Manifest, model: Embedder | None, address: Address
+    ) -> StoreGallery:
+        check_free(folder)
+        engine = open_engine(address)
+        found = engine.manifest()
+        if found is None:
+            engine.create(manifest)
+            found = engine.manifest() or manifest
+        facts, wanted = ((m.fingerprint, m.dim, m.dtype) for m in (found, manifest))
+        if facts != wanted or engine.count():
+            what = f"{address}: the collection exists"
+            hint = f"use it with `lookalike index connect {folder} --store ADDRESS --model M`"
+            raise InputError(f"{what}; {hint}, or choose another name for the collection")
+        engine.close()
+        return cls._open_new(folder, found, model, address)
+
+    @classmethod
+    def connect(cls, folder: str | Path, model: Embedder, address: Address) -> StoreGallery:
+        """Create the folder of a gallery for a collection that exists.
+
+        Args:
+            folder: Gallery folder, which must be empty or not exist.
+            model: Model file that the vectors come from.
+            address: Address of the collection.
+
+        Raises:
+            InputError: The folder cannot be used, there is no collection, or it is that of another model.
+            LookalikeError: The database cannot be reached.
+        """
+        engine = open_engine(address)
+        manifest = engine.manifest()
+        engine.close()
+        if manifest is None:
+            raise no_collection(str(address))
+        if manifest.fingerprint != model.fingerprint:
+            ours, theirs = model.fingerprint[:12], manifest.fingerprint[:12]
+            what = f"{address}: the collection has vectors of model {theirs}, {model.path} is model {ours}"
+            raise InputError(f"{what}; pass the model file that it was built with")
+        return cls._open_new(Path(folder), manifest, model, address)
+
+    @classmethod
+    def _open_new(
+        cls, folder: Path, manifest: Manifest, model: Embedder | None, address: Address
+    ) -> StoreGallery:
+        """Create the folder of a collection, and open the gallery."""
+        folders.create_folder(folder, address, manifest.uuid, model)
+        gallery = cls(folder, runtime=None if model is None else model.runtime, address=address)
+        gallery._embedder = model
+        return gallery
+
+    def _read_manifest(self) -> Manifest:
+        manifest = self.engine.manifest()
+        if manifest is None or manifest.uuid != self._known.uuid:
+            what = "no longer exists" if manifest is None else "is another one now"
+            hint = "create the gallery folder again with `lookalike index connect`"
+            raise InputError(f"{self._folder}: the collection {self.address} {what}; {hint}")
+        return replace(manifest, probes_sha256=self._known.probes_sha256)
+
+    # ---- state
+
+    @property
+    def folder(self) -> Path:
+        """Gallery folder."""
+        return self._folder
+
+    def public(self, message: str) -> str:
+        """Return an error message for visitors: without the path of the folder and the address."""
+        return super().public(message).replace(self.address, "the database")
+
+    @property
+    def manifest(self) -> Manifest:
+        """Facts about the gallery as a whole."""
+        return self._manifest
+
+    def __len__(self) -> int:
+        if time.monotonic() > self._counted_at + _SECONDS:
+            self._recount()
+        return self._count
+
+    def _recount(self) -> None:
+        self._count, self._counted_at = self.engine.count(), time.monotonic()
+        self._index_kind = str(self.engine.facts().get("index", "flat"))
+
+    def changed(self) -> bool:
+        """Return whether the collection was replaced; looks every few seconds.
+
+        Raises:
+            LookalikeError: The database cannot be reached.
+        """
+        if time.monotonic() < self._checked_at + _SECONDS:
+            return False
+        manifest = self.engine.manifest()
+        self._checked_at = time.monotonic()
+        return manifest is None or manifest.uuid != self._known.uuid
+
+    def replaced(self) -> bool:
+        """Return whether the folder is that of another collection now."""
+        return folders.read_folder(self._folder).uuid != self._known.uuid
+
+    def refresh(self) -> None:
+        """Check that the collection is the same, and count its items.
+
+        Raises:
+            StoreError: It was deleted or replaced.
+        """
+        try:
+            self._manifest = self._read_manifest()
+        except InputError as error:
+            raise StoreError(str(error)) from error
+        self._recount()
+
+    @property
+    def index_kind(self) -> str:
+        """Kind of the index; "flat" compares all vectors."""
+        return self._index_kind
+
+    @property
+    def outside_index(self) -> int:
+        """Zero: the database keeps its index up to date."""
+        return 0
+
+    def info(self) -> dict[str, Any]:
+        """Return facts about the gallery as plain values."""
+        return {
+            "gallery": str(self._folder),
+            "store": self.address,
+            "images": self.engine.count(),
+            "dim": self.manifest.dim,
+            "storage": self.manifest.dtype,
+            "fingerprint": self.manifest.fingerprint,
+            "texts": has_text(self._folder),
+            "provider": self.manifest.provider,
+            "columns": self.columns(),
+            "engine": self.engine.facts(),
+        }
+
+    # ---- searching
+
+    def _nearest(
+        self, queries: np.ndarray, options: SearchOptions, own: Sequence[tuple[int, ...]] | None
+    ) -> list[list[Hit]]:
+        queries = np.ascontiguousarray(queries, np.float32)
+        if queries.ndim != 2 or queries.shape[1] != self.manifest.dim:
+            what = f"queries of shape {queries.shape}, but the vectors have {self.manifest.dim} dimensions"
+            raise InputError(f"{self._folder}: {what}")
+        condition = self._filter(options.where)
+        group_by = None if options.group_by is None else self._column(options.group_by).name
+        common = self.ids_of(options.exclude) if options.exclude else []
+        excluded = [{*common, *items} for items in own or [()] * len(queries)]
+        found = self._searcher.find(queries, options, condition, group_by, excluded)
+        ids = np.unique(np.concatenate([[], *(one.ids for one in found)])).astype(int).tolist()
+        items = {item.id: item_values(item, self.paths.shown(item)) for item in self.stored_items(ids)}
+        return [
+            [
+                Hit(*items[number], score)
+                for number, score in zip(one.ids.tolist(), one.scores.tolist(), strict=True)
+                if number in items
+            ]
+            for one in found
+        ]
+
+    def _filter(self, where: str | None) -> Filter | None:
+        return None if not where else resolve(parse_condition(where), self.engine.columns())
+
+    def _column(self, name: str) -> Column:
+        return find_column(name, self._known_columns())
+
+    def _known_columns(self) -> dict[str, Column]:
+        types = {**BUILT_IN, **{n: t for n, t in self.engine.columns().items() if not is_hidden(n)}}
+        return {known: Column(known, "", type_) for known, type_ in types.items()}
+
+    # ---- items
+
+    def ids_of(self, names: Iterable[int | str]) -> list[int]:
+        """Return the ids of items given by id or by key; see `SearchableGallery.ids_of`."""
+        names = list(names)
+        ids = ids_of_names(names, lambda keys: self.engine.ids_by("key", keys))
+        there = {item.id for item in self.engine.items(sorted({*ids} - {0}))}
+        for name, number in zip(names, ids, strict=True):
+            if number not in there:
+                raise InputError(f"{self._folder}: no item {name!r}, neither an id nor a key")
+        return ids
+
+    def stored_items(self, ids: Sequence[int]) -> list[StoredItem]:
+        """Return all facts about items by id; unknown ids are left out."""
+        return [visible(item) for item in self.engine.items(ids)]
+
+    def items(self, ids: Sequence[int]) -> dict[int, Item]:
+        """Return items by id; unknown ids are left out."""
+        return {item.id: self._item(item) for item in self.stored_items(ids)}
+
+    def _item(self, item: StoredItem) -> Item:
+        return Item(*item_values(item, self.paths.shown(item)))
+
+    def vectors(self, ids: Sequence[int]) -> dict[int, np.ndarray]:
+        """Return stored vectors by item id, float32 [D] each; unknown ids are left out."""
+        return self.engine.vectors(ids)
+
+    def scan(self, where: str | None = None, *, size: int = _CHUNK) -> Iterator[list[StoredItem]]:
+        """Yield all items that fulfil a condition by ascending id, some at a time."""
+        yield from self._scan(self._filter(where), size)
+
+    def _scan(self, condition: Filter | None, size: int) -> Iterator[list[StoredItem]]:
+        last = 0
+        while some := self.engine.scan(condition, last, size):
+            last = some[-1].id
+            yield [visible(item) for item in some]
+
+    def embeddings(self, *, labelled: bool = False, limit: int | None = None) -> StoredEmbeddings:
+        """Return the stored embeddings, labels and contents of all items; see `SearchableGallery`."""
+        condition = FilterTest("label", "not null") if labelled else None
+        total = self.engine.count(condition)
+        found = (item for some in self._scan(condition, _CHUNK) for item in some)
+        ids: list[int] = []
+        vectors: list[np.ndarray] = []
+        labels: list[str | None] = []
+        contents: list[str] = []
+        wanted = islice(found, limit)
+        while some := list(islice(wanted, _CHUNK)):
+            stored = self.engine.vectors([item.id for item in some])
+            for item in some:
+                if item.id in stored:
+                    ids.append(item.id)
+                    vectors.append(stored[item.id])
+                    labels.append(sys.intern(item.label) if item.label else None)
+                    contents.append(item.content_sha256)
+        stacked = np.stack(vectors) if vectors else np.empty((0, self.manifest.dim), np.float32)
+        return StoredEmbeddings(np.array(ids, np.int64), stacked, labels, contents, max(total, len(ids)))
+
+    def item_at(self, path: Path) -> int | None:
+        """Return the id of the item of an image file, as `paths.lookup` names it; `None` if there is none."""
+        if (number := number_without_file(path)) is not None:
+            return number if self.engine.items([number]) else None
+        parts = path.parts
+        ends = tuple("/".join(parts[n:]) for n in range(1, len(parts)))
+        found = self.engine.scan(FilterTest("path", "in", ends), 0, _CHUNK)
+        return next((item.id for item in found if Path(self.paths.of(item)).absolute() == path), None)
+
+    def select(self, items: Iterable[int | str] = (), *, where: str | None = None) -> list[int]:
+        """Return the ids of items by id or key, and of all that fulfil a condition, ascending.
+
+        Raises:
+            InputError: There is no such item, or the condition is invalid.
+        """
+        matching = [] if where is None else [item.id for some in self.scan(where) for item in some]
+        return sorted({*self.ids_of(items), *matching})
+
+    def sample(self, count: int) -> list[int]:
+        """Return the ids of a few items from all over the gallery, always the same ones, ascending."""
+        return [item.id for item in self.engine.scan(None, 0, count)]
+
+    # ---- changes
+
+    def add(
+        self,
+        paths: Iterable[str | Path],
+        *,
+        metadata: str | Path | Sequence[Mapping[str, object]] | None = None,
+        root: str | Path | None = None,
+        max_bad: float | None = None,
+        show_progress: bool = False,
+    ) -> IngestResult:
+        """Embed and add new and changed images; the arguments are those of `Gallery.add`.
+
+        Raises:
+            InputError: A path does not exist or contains no image, or the metadata is invalid.
+            LookalikeError: Too many files are unusable, or the database fails.
+        """
+        # Imports that climb, as in `Gallery.add`: indexing builds on galleries.
+        from retrieval.ingest.indexing import MAX_BAD, BadFilePolicy
+        from retrieval.ingest.sources import Sources
+        from retrieval.ingest.store_indexing import add_to_store
+
+        return add_to_store(
+            self,
+            Sources(list(paths), metadata=metadata, root=None if root is None else Path(root)),
+            policy=BadFilePolicy(max_bad=MAX_BAD if max_bad is None else max_bad),
+            show_progress=show_progress,
+        )
+
+    def put(self, items: Sequence[NewItem], vectors: np.ndarray) -> list[StoredItem]:
+        """Write items with their vectors, and return them; see `retrieval.stores.writing.ItemWriter.put`."""
+        written = ItemWriter(self.engine).put(items, vectors)
+        self._counted_at = -math.inf  # counted again when it is asked for
+        return written
+
+    def amend(self, changes: Sequence[Amendment]) -> None:
+        """Change facts and metadata of items, whose vectors stay.
+
+        Raises:
+            InputError: A column or value that cannot be stored; nothing is written.
+        """
+        ItemWriter(self.engine).amend(changes)
+
+    def remove(self, items: Iterable[int | str] = (), *, where: str | None = None) -> int:
+        """Remove items, some thousands at a time, and return their number; see `SearchableGallery.remove`."""
+        ids = self.select(items, where=where)
+        removed = 0
+        for start in range(0, len(ids), _CHUNK):
+            some = ids[start : start + _CHUNK]
+            uploaded = self._uploaded_files(some)
+            removed += self.engine.remove(some)
+            self._delete_uploads(uploaded)
+        self._counted_at = -math.inf  # counted again when it is asked for
+        return removed
+
+    def _uploaded_files(self, ids: Sequence[int]) -> dict[str, Path]:
+        """Return the uploaded files of some items in this folder, by SHA-256."""
+        if not (self._folder / UPLOADS).is_dir():
+            return {}
+        items = (item for item in self.engine.items(ids) if item.root == UPLOADS)
+        return {item.content_sha256: self._folder / UPLOADS / item.path for item in items}
+
+    def _delete_uploads(self, files: Mapping[str, Path]) -> None:
+        """Delete files that no item has any more, by SHA-256."""
+        left = self.engine.ids_by("content_sha256", [*files]) if files else {}
+        for digest, file in files.items():
+            if digest not in left:
+                file.unlink(missing_ok=True)
+
+    def optimize(self, recall: float = RECALL, *, show_progress: bool = False) -> None:
+        """Build or complete the index of the database; see `Engine.optimize`."""
+        self.engine.optimize(recall, show_progress=show_progress)
+
+    # ---- contents
+
+    def columns(self) -> list[str]:
+        """Return the names of the metadata columns, oldest first."""
+        return [name for name in self.engine.columns() if not is_hidden(name)]
+
+    def listing(
+        self, where: str | None, order: Order, after: Place | None, limit: int
+    ) -> tuple[list[Item], Place | None]:
+        """Return the next items by id; see `SearchableGallery.listing`.
+
+        Raises:
+            InputError: The condition is invalid, or the order is not that of ascending ids, in which alone
+                every database continues behind an item without reading those before it.
+        """
+        if order.descending or self._column(order.column).name != "id":
+            what = "order: a gallery in a database lists its images by ascending id only"
+            raise InputError(f"{what}; leave the order out")
+        last = 0 if after is None else after.id
+        found = self.engine.scan(self._filter(where), last, limit + 1)
+        items = [self._item(visible(item)) for item in found[:limit]]
+        return items, Place(items[-1].id, items[-1].id) if len(found) > limit else None
+
+    def facets(self, columns: Sequence[str], where: str | None, limit: int) -> Facets:
+        """Return the counts of the values of columns; see `SearchableGallery.facets`."""
+        chosen = facet_columns(columns, self._known_columns().values())
+        names = [column.name for column in chosen]
+        return count_store_facets(self.engine, names, self._filter(where), limit)
+
+    def label_counts(self) -> list[tuple[str | None, int]]:
+        """Return each label with its items, most frequent first; the 10,000 most frequent ones at most."""
+        found = self.engine.value_counts("label", _VALUES)
+        without = self.engine.count(FilterTest("label", "null"))
+        labels: list[tuple[str | None, int]] = [(str(label), n) for label, n in found]
+        return [*labels, (None, without)] if without else labels
+
+    def value_counts(self, column: str) -> Sequence[tuple[Value, int]]:
+        """Return the 10,000 most frequent values of a metadata column with their numbers of items."""
+        return self.engine.value_counts(column, _VALUES)
+
+    def image_sizes(self) -> np.ndarray:
+        """Return width and height of a random sample of items whose image size is known: int64 [n, 2]."""
+        found = [(item.width, item.height) for item in self.engine.scan(None, 0, _SAMPLE) if item.width > 0]
+        return np.array(found, np.int64).reshape(-1, 2)
+
+    def state_digest(self) -> str:
+        """Return a short text that changes with the number of items or the model."""
+        return f"{self.manifest.uuid[:8]}-{self.fingerprint[:12]}-{len(self)}"
+
+
+def is_gallery(folder: Path) -> bool:
+    """Return whether a folder is a gallery, in files or in a database."""
+    return folders.is_store(folder) or (folder / "gallery.db").exists()
+
+
+def open_gallery(
+    folder: str | Path, *, root: str | Path | None = None, runtime: Runtime | None = None
+) -> SearchableGallery:
+    """Open a gallery, whether its items are in files or in a database; the arguments are those of both.
+
+    Raises:
+        InputError: The folder is not a gallery.
+        LookalikeError: The gallery is damaged, or its database cannot be reached.
+    """
+    if folders.is_store(Path(folder)):
+        return StoreGallery(folder, root=root, runtime=runtime)
+    return Gallery(folder, root=root, runtime=runtime)

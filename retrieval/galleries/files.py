@@ -1,0 +1,431 @@
+"""A gallery: images, their embeddings and the model file, stored in a folder and searchable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from retrieval.errors import LookalikeError
+from retrieval.files import now
+from retrieval.galleries.searchable import Hit, Item, ItemValues, SearchableGallery, item_values
+from retrieval.images.load import DECODE_POLICY
+from retrieval.model.embedder import Embedder
+from retrieval.model.runtime import Runtime
+from retrieval.search.embeddings import StoredEmbeddings, read_embeddings
+from retrieval.search.filters import Filters, State
+from retrieval.search.index import BuiltIndex, Index, IndexWork, build_index, work_needed, write_index
+from retrieval.search.query import NOTHING, Searcher, SearchOptions
+from retrieval.search.snapshot import Snapshot
+from retrieval.search.where import parse_condition
+from retrieval.storage.facets import Facets, count_facets
+from retrieval.storage.identity import probe_pixels
+from retrieval.storage.inventory import inventory
+from retrieval.storage.listing import Order, Place, list_items
+from retrieval.storage.manifest import Manifest
+from retrieval.storage.paths import StorePaths
+from retrieval.storage.queries import (
+    image_sizes,
+    label_counts,
+    live_ids,
+    state_digest,
+    value_counts,
+)
+from retrieval.storage.records import ActiveIndex, BadFile, GalleryState, IndexSpec, StoredItem, Value
+from retrieval.storage.store import Store
+
+if TYPE_CHECKING:
+    from retrieval.ingest.indexing import IngestResult
+
+_TRIES = 5
+
+
+class Gallery(SearchableGallery):
+    """A gallery in a folder of its own, opened for searches and changes.
+
+    It shows the state in which it was opened until `refresh()`; other processes may write meanwhile.
+
+    Attributes:
+        store: Store of the gallery on disk.
+
+    Args:
+        folder: Gallery folder.
+        root: Folder of the image files, if they were moved after they were added.
+        runtime: Device, provider, batch size and threads of the gallery's model.
+
+    Raises:
+        InputError: The folder is not a gallery, or a gallery of another format.
+    """
+
+    paths: StorePaths
+
+    def __init__(
+        self, folder: str | Path, *, root: str | Path | None = None, runtime: Runtime | None = None
+    ) -> None:
+        super().__init__(root, runtime)
+        self.store = Store(Path(folder))
+        self._filters = Filters(self.store)
+        self._index: Index | None = None
+        self._use(self._load())
+
+    @classmethod
+    def open(
+        cls, folder: str | Path, *, root: str | Path | None = None, runtime: Runtime | None = None
+    ) -> Gallery:
+        """Return `Gallery(folder, root=root, runtime=runtime)`."""
+        return cls(folder, root=root, runtime=runtime)
+
+    @classmethod
+    def create(cls, folder: str | Path, model: Embedder | str | Path, *, storage: str = "float32") -> Gallery:
+        """Create an empty gallery for a model, whose file is copied into it.
+
+        Args:
+            folder: Gallery folder.
+            model: Model, or model file.
+            storage: Type of the stored numbers, "float32" or "float16".
+
+        Raises:
+            InputError: The folder is not empty, or the model cannot be used.
+        """
+        embedder = model if isinstance(model, Embedder) else Embedder(model)
+        manifest = Manifest(
+            embedder.fingerprint,
+            embedder.dim,
+            decode_policy=DECODE_POLICY,
+            provider=embedder.provider,
+            dtype=storage,
+        )
+        Store.create(Path(folder), manifest, embedder.path, embedder.embed_pixels(probe_pixels(embedder)))
+        created = cls(folder, runtime=embedder.runtime)
+        created._embedder = embedder
+        return created
+
+    def __len__(self) -> int:
+        return self._snapshot.size
+
+    @property
+    def outside_index(self) -> int:
+        """Number of vectors that the index does not cover, which are searched exactly."""
+        return len(self._snapshot) - self._snapshot.covered
+
+    @property
+    def index(self) -> Index | None:
+        """Index in use; `None` for exact search."""
+        return self._snapshot.index
+
+    @property
+    def folder(self) -> Path:
+        """Gallery folder."""
+        return self.store.folder
+
+    @property
+    def manifest(self) -> Manifest:
+        """Facts about the gallery as a whole."""
+        return self.store.manifest
+
+    @property
+    def index_kind(self) -> str:
+        """Kind of the index; "flat" compares all vectors."""
+        return str(self.index.card["kind"]) if self.index and self.index.usable else "flat"
+
+    def changed(self) -> bool:
+        """Return whether anything was committed since this state; see `SearchableGallery.changed`."""
+        return self.store.changed()
+
+    def replaced(self) -> bool:
+        """Return whether the folder holds another gallery now, perhaps with another model."""
+        return self.store.replaced()
+
+    def refresh(self) -> None:
+        """Load the state committed last."""
+        if self.replaced():
+            self.store = Store(self.folder)
+            self._embedder = None
+            self._filters = Filters(self.store)
+            self._index = None
+        self._use(self._load())
+
+    # ---- adding
+
+    def add(
+        self,
+        paths: Iterable[str | Path],
+        *,
+        metadata: str | Path | Sequence[Mapping[str, object]] | None = None,
+        root: str | Path | None = None,
+        index: IndexSpec | None = None,
+        reindex: bool = False,
+        retry: bool = False,
+        max_bad: float | None = None,
+        show_progress: bool = False,
+    ) -> IngestResult:
+        """Embed and add new and changed images.
+
+        Args:
+            paths: Image files, folders, glob patterns, tar shards and URLs (s3://, https://, ...).
+            metadata: CSV or Parquet file, or the values by column for each of `paths`, which then are files.
+            root: Folder that relative paths in the metadata table refer to.
+            index: Index to build; `None` keeps the present kind of index.
+            reindex: Index all new vectors at the end; otherwise only if many are not indexed yet.
+            retry: Retry files that were unusable in an earlier run and have not changed since.
+            max_bad: Stop if a larger share of the files, counted over at least 100, is unusable; `None` for
+                the default of `lookalike index add`.
+            show_progress: Print progress on stderr.
+
+        Raises:
+            InputError: A path does not exist or contains no image, or the metadata is invalid.
+            LookalikeError: Too many files are unusable, or another process is writing.
+        """
+        # The one import that climbs: indexing builds on Gallery.
+        from retrieval.ingest.indexing import MAX_BAD, BadFilePolicy, add_images
+        from retrieval.ingest.sources import Sources
+
+        return add_images(
+            self,
+            Sources(list(paths), metadata=metadata, root=None if root is None else Path(root)),
+            index=index,
+            reindex=reindex,
+            policy=BadFilePolicy(retry, MAX_BAD if max_bad is None else max_bad),
+            show_progress=show_progress,
+        )
+
+    def optimize_index(
+        self, spec: IndexSpec | None = None, *, tolerated: int = 0, show_progress: bool = False
+    ) -> IndexWork:
+        """Bring the index up to what is asked for, and return the work done. Call it in `store.writing()`.
+
+        The index is built or extended if there is none, its kind, recall or memory limit is another one, it
+        has outgrown its memory limit, it is damaged, many of its vectors are dead, or vectors are not in it.
+
+        Args:
+            spec: Kind, recall and memory; what it leaves open is as in the previous call.
+            tolerated: Number of vectors that may be outside the index.
+            show_progress: Report progress on stderr.
+
+        Raises:
+            InputError, LookalikeError: As for `retrieval.search.index.build_index`.
+        """
+        previous = self.store.manifest.index_spec
+        spec = (spec or IndexSpec()).or_else(previous)
+        self.refresh()
+        state = self._snapshot
+        reason = work_needed(state.index, state.stored, spec, live=state.alive, tolerated=tolerated)
+        if reason:
+            built = self.build_index(spec, show_progress=show_progress)
+            if built is None:
+                return IndexWork("removed" if state.index else "nothing", reason)
+            return IndexWork("extended" if built.is_extended else "built", reason)
+        if spec != previous:
+            self.store.use_index(self.store.state().index, spec)
+        return IndexWork("nothing", "")
+
+    def build_index(self, spec: IndexSpec | None = None, *, show_progress: bool = False) -> BuiltIndex | None:
+        """Index all committed vectors and put the index to use. Call it inside `store.writing()`.
+
+        Args:
+            spec: Kind, recall and memory; what it leaves open is as in the previous call.
+            show_progress: Report progress on stderr.
+
+        Returns:
+            The index; `None` for exact search.
+
+        Raises:
+            InputError, LookalikeError: As for `retrieval.search.index.build_index`.
+        """
+        spec = (spec or IndexSpec()).or_else(self.store.manifest.index_spec)
+        self.refresh()
+        state = self._snapshot
+        built = build_index(
+            state.stored,
+            spec,
+            live=state.alive,
+            previous=state.index,
+            work=self.store.index_parts,
+            backend=self.backend,
+            show_progress=show_progress,
+        )
+        active = None if built is None else write_index(built, self.folder / "indexes")
+        self.store.use_index(active, spec)
+        self.store.clear_index_parts()
+        self.refresh()
+        return built
+
+    # ---- searching
+
+    def _nearest(
+        self, queries: np.ndarray, options: SearchOptions, own: Sequence[tuple[int, ...]] | None
+    ) -> list[list[Hit]]:
+        answers = self._searcher.find(queries, options, own)
+        items = self._items_of(np.concatenate([NOTHING.rows, *(answer.rows for answer in answers)]))
+        return [
+            [
+                Hit(*items[row], score)
+                for row, score in zip(answer.rows.tolist(), answer.scores.tolist(), strict=True)
+                if row in items
+            ]
+            for answer in answers
+        ]
+
+    def _items_of(self, rows: np.ndarray) -> dict[int, ItemValues]:
+        """Return the values of `Item` by row, without rows whose item was replaced or compacted since."""
+        numbers, ids, _ = self._snapshot.facts(rows).tolist()
+        found = self.store.items([*dict.fromkeys(ids)])
+        shown = self.paths.shown
+        values = {item.vector: item_values(item, shown(item)) for item in found}
+        both = zip(rows.tolist(), numbers, strict=True)
+        return {row: values[number] for row, number in both if number in values}
+
+    def ids_of(self, names: Iterable[int | str]) -> list[int]:
+        """Return the ids of items given by id or by key; see `SearchableGallery.ids_of`."""
+        return self._searcher.ids_of(names)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """State that is searched: vectors and their items."""
+        return self._snapshot
+
+    def items(self, ids: Sequence[int]) -> dict[int, Item]:
+        """Return items by id; ids that are unknown or removed in this state are left out."""
+        rows = self._snapshot.rows_of(np.array(ids, np.int64))
+        return {values[0]: Item(*values) for values in self._items_of(rows[rows >= 0]).values()}
+
+    def present(self, ids: Sequence[int]) -> np.ndarray:
+        """Return for each id whether searches find the item in this state: bool [n]."""
+        found: np.ndarray = self._snapshot.rows_of(np.array(ids, np.int64)) >= 0
+        return found
+
+    def stored_items(self, ids: Sequence[int]) -> list[StoredItem]:
+        """Return all facts about items by id, removed ones among them; unknown ids are left out."""
+        return self.store.items(ids)
+
+    def vectors(self, ids: Sequence[int]) -> dict[int, np.ndarray]:
+        """Return stored vectors by item id, float32 [D] each; unknown ids are left out."""
+        numbers = np.array(ids, np.int64)
+        rows = self._snapshot.rows_of(numbers)
+        there = rows >= 0
+        return dict(zip(numbers[there].tolist(), self._snapshot.vectors(rows[there]), strict=True))
+
+    def embeddings(self, *, labelled: bool = False, limit: int | None = None) -> StoredEmbeddings:
+        """Return the stored embeddings of all items; see `SearchableGallery.embeddings`."""
+        return read_embeddings(self.store, self._snapshot, labelled=labelled, limit=limit)
+
+    def item_at(self, path: Path) -> int | None:
+        """Return the id of the item of an image file, as `paths.lookup` names it; `None` if there is none."""
+        ids = np.array([*self.paths.ids_at(path)], np.int64)
+        there = ids[self._snapshot.rows_of(ids) >= 0]
+        return int(there[0]) if len(there) else None
+
+    def select(self, items: Iterable[int | str] = (), *, where: str | None = None) -> list[int]:
+        """Return the ids of items by id or key, and of all that fulfil a condition, ascending.
+
+        Unlike hits, the latter include items that wait to be embedded again.
+
+        Raises:
+            InputError: There is no such item, or the condition is invalid.
+        """
+        matching = [] if where is None else live_ids(self.store, parse_condition(where))
+        return sorted({*self.ids_of(items), *matching})
+
+    def remove(self, items: Iterable[int | str] = (), *, where: str | None = None) -> int:
+        """Remove items in one transaction, and return their number.
+
+        Their disk space is freed by `retrieval.upkeep.compact`.
+
+        Args:
+            items: Ids or keys.
+            where: Condition; all items that fulfil it are removed as well.
+
+        Raises:
+            InputError: There is no such item, or the condition is invalid; nothing is removed.
+            LookalikeError: Another process is writing.
+        """
+        with self.store.writing():
+            started = now()
+            self.refresh()
+            removed = self.store.remove(self.select(items, where=where))
+            self.store.record_run("remove", started, {"removed": removed})
+            self.refresh()
+        return removed
+
+    def info(self) -> dict[str, Any]:
+        """Return facts about the gallery as plain values; see `retrieval.storage.inventory`."""
+        return inventory(self.store, None if self.index is None else self.index.card, self.outside_index)
+
+    def sample(self, count: int) -> list[int]:
+        """Return the ids of a few items from all over the gallery, always the same ones, ascending."""
+        rows = self._snapshot.live_rows()
+        places = np.linspace(0, max(len(rows) - 1, 0), min(count, len(rows))).astype(int)
+        return sorted(self._snapshot.item_ids(rows[places]).tolist())
+
+    def columns(self) -> list[str]:
+        """Return the names of the metadata columns, oldest first."""
+        return self.store.columns()
+
+    def listing(
+        self, where: str | None, order: Order, after: Place | None, limit: int
+    ) -> tuple[list[Item], Place | None]:
+        """Return the next items in an order; see `SearchableGallery.listing`."""
+        condition = parse_condition(where) if where else None
+        found, last = list_items(self.store, condition, order, after, limit)
+        shown = self.paths.shown
+        return [Item(*item_values(one, shown(one))) for one in found], last
+
+    def facets(self, columns: Sequence[str], where: str | None, limit: int) -> Facets:
+        """Return the counts of the values of columns; see `SearchableGallery.facets`."""
+        return count_facets(self.store, columns, parse_condition(where) if where else None, limit)
+
+    def label_counts(self) -> list[tuple[str | None, int]]:
+        """Return each label with its items, most frequent first; `None` or "" stands for no label."""
+        return label_counts(self.store)
+
+    def value_counts(self, column: str) -> Sequence[tuple[Value, int]]:
+        """Return each value of a metadata column with the number of items that have it."""
+        return value_counts(self.store, column)
+
+    def image_sizes(self) -> np.ndarray:
+        """Return width and height of the items whose image size is known: int64 [n, 2]."""
+        return image_sizes(self.store)
+
+    def state_digest(self) -> str:
+        """Return a short text that changes with the items, their facts or the model."""
+        return state_digest(self.store)
+
+    def bad_files(self) -> list[BadFile]:
+        """Return the files that could not be used when they were last tried."""
+        return self.store.bad_files()
+
+    # ---- loading
+
+    def _use(self, state: State) -> None:
+        self._snapshot = state.snapshot
+        self._searcher = Searcher(self.store, state, self._filters)
+        self.paths = StorePaths(self.store, self.root)
+
+    def _load(self) -> State:
+        """Load the committed state; retry if a writer deleted its files before they were opened."""
+        for _ in range(_TRIES):
+            state = self.store.state()
+            try:
+                return self._open_state(state)
+            except LookalikeError:
+                if not self.store.changed():
+                    raise
+        return self._open_state(self.store.state())
+
+    def _open_state(self, state: GalleryState) -> State:
+        opened = self.store.open_segments(state.segments)
+        parts, rows = [vectors for vectors, _ in opened], [rows for _, rows in opened]
+        index, last = None, 0
+        if state.index is not None:
+            index, last = self._open_index(state.index), state.index.last
+        dim, where = self.store.manifest.dim, str(self.folder)
+        return State(state, Snapshot(parts, rows, state.dead, index, last, dim=dim, where=where))
+
+    def _open_index(self, record: ActiveIndex) -> Index:
+        """Return the index of a record; the same one as before stays open."""
+        folder = self.folder / "indexes" / record.folder
+        if self._index is None or self._index.folder != folder:
+            self._index = Index(folder, record.sha256, record.card_sha256)
+        return self._index

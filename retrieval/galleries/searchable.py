@@ -1,0 +1,515 @@
+"""A gallery that can be searched, whether its items are in files of its own or in a database server."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from retrieval.errors import InputError
+from retrieval.images.load import ImageSource
+from retrieval.machine.faiss_backend import CpuBackend, backend_for
+from retrieval.model.embedder import Embedder
+from retrieval.model.runtime import Runtime
+from retrieval.search.calibration import DEPTH, SAME, Calibration, CalibrationFile, summary
+from retrieval.search.embeddings import StoredEmbeddings
+from retrieval.search.query import MOST_CANDIDATES, SearchOptions
+from retrieval.search.vectors import bounded_cosine
+from retrieval.storage.conditions import find_column, item_columns
+from retrieval.storage.facets import Facets
+from retrieval.storage.identity import check_same, check_vectors, own_model
+from retrieval.storage.listing import Order, Place
+from retrieval.storage.manifest import Manifest
+from retrieval.storage.paths import ItemPaths
+from retrieval.storage.records import BadFile, StoredItem, Value
+from retrieval.storage.schema import BUILT_IN
+
+_COPIES = 2  # of the picture of a query, which are searched for beside its nearest images
+
+
+@dataclass(frozen=True)
+class Item:
+    """An image in a gallery.
+
+    Attributes:
+        id: Number of the item, which stays with the key and is never used for another one.
+        path: Path of its file; empty if it has none.
+        label: Label, if any.
+        metadata: Values by column, without the missing ones.
+        key: Stable id: the one that the user gave it, or its path.
+        width, height: Image size in pixels; 0 if unknown.
+    """
+
+    id: int
+    path: str
+    label: str | None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    key: str = ""
+    width: int = 0
+    height: int = 0
+
+
+# The values of an `Item`: making one takes longer than a tuple, and a search makes many.
+ItemValues = tuple[int, str, str | None, dict[str, Any], str, int, int]
+
+
+def item_values(item: StoredItem, path: str) -> ItemValues:
+    """Return the values of an `Item`, whose file is at `path`."""
+    return item.id, path, item.label, item.metadata, item.key, item.width, item.height
+
+
+@dataclass(frozen=True)
+class Hit(Item):
+    """A search result.
+
+    Attributes:
+        score: Cosine similarity to the query, unless re-ranked; see `retrieval.search.query.RERANKS`.
+        probability: Probability that it shows the same thing as the query, 1 if it is the same picture;
+            `None` in a gallery that is not calibrated, and if re-ranked. See `retrieval.search.calibration`.
+    """
+
+    score: float = 0.0
+    probability: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "score", bounded_cosine(self.score))
+
+
+class SearchableGallery(ABC):
+    """Everything that commands, API and page need to search and show a gallery.
+
+    Attributes:
+        root: Folder of the image files, if they were moved after they were added.
+        paths: Paths of the image files.
+
+    Args:
+        root: Folder of the image files, if they were moved.
+        runtime: Device, provider, batch size and threads of the gallery's model.
+    """
+
+    paths: ItemPaths
+
+    def __init__(self, root: str | Path | None = None, runtime: Runtime | None = None) -> None:
+        self.root = None if root is None else Path(root)
+        self._runtime = runtime or Runtime()
+        self._embedder: Embedder | None = None
+        self._calibration: CalibrationFile | None = None
+
+    # ---- identity and model
+
+    @property
+    @abstractmethod
+    def folder(self) -> Path:
+        """Gallery folder."""
+
+    @property
+    @abstractmethod
+    def manifest(self) -> Manifest:
+        """Facts about the gallery as a whole."""
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the model file that the vectors come from."""
+        return self.manifest.fingerprint
+
+    @property
+    def embedder(self) -> Embedder:
+        """The gallery's own model, loaded on first use and checked against the stored probe vectors.
+
+        Raises:
+            InputError: The gallery has no model.
+            LookalikeError: The model is damaged, or computes other vectors on this machine.
+        """
+        if self._embedder is None:
+            self._embedder = own_model(self.folder, self.manifest, self._runtime)
+        return self._embedder
+
+    @property
+    def backend(self) -> CpuBackend:
+        """Where vectors are compared in bulk: on the device of the gallery's model, or on the CPU."""
+        return backend_for(self._runtime.device)
+
+    def public(self, message: str) -> str:
+        """Return an error message for visitors of a server: without the path of the folder."""
+        return message.replace(str(self.folder), self.folder.name)
+
+    def check_model(self, embedder: Embedder) -> None:
+        """Raise an `InputError` if a model is not the gallery's."""
+        check_same(self.folder, self.manifest, embedder)
+
+    def use_model(self, embedder: Embedder) -> None:
+        """Use a loaded model as the gallery's own, instead of loading it again.
+
+        Raises:
+            InputError: It is another model.
+            LookalikeError: As for `embedder`.
+        """
+        self.check_model(embedder)
+        check_vectors(self.folder, self.manifest, embedder)
+        self._embedder = embedder
+
+    # ---- state
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def changed(self) -> bool:
+        """Return whether anything was committed since this state; cheap enough for every search.
+
+        Raises:
+            LookalikeError: The gallery was deleted.
+        """
+
+    @abstractmethod
+    def replaced(self) -> bool:
+        """Return whether the folder holds another gallery now, perhaps with another model."""
+
+    @abstractmethod
+    def refresh(self) -> None:
+        """Load the state committed last."""
+
+    @property
+    @abstractmethod
+    def index_kind(self) -> str:
+        """Kind of the index; "flat" compares all vectors."""
+
+    @property
+    @abstractmethod
+    def outside_index(self) -> int:
+        """Number of vectors that the index does not cover, which are searched exactly."""
+
+    @abstractmethod
+    def info(self) -> dict[str, Any]:
+        """Return facts about the gallery as plain values."""
+
+    # ---- searching
+
+    def search(
+        self,
+        image: ImageSource,
+        k: int = 10,
+        *,
+        where: str | None = None,
+        exclude: Sequence[int | str] = (),
+        min_score: float | None = None,
+        group_by: str | None = None,
+        rerank: str = "none",
+        min_probability: float | None = None,
+    ) -> list[Hit]:
+        """Return the k items most similar to an image, best first; equal scores by id.
+
+        Args:
+            image: A path, the bytes of a file, a Pillow image or an array uint8 [H, W, 3].
+            k: Number of hits; fewer if there are no more.
+            where: Condition that hits fulfil, as in "brand = 'acme' and price < 30".
+            exclude: Ids or keys of items that are no hits.
+            min_score: Lowest score of a hit, from -1 to 1.
+            group_by: Column; only the best hit of each of its values is returned.
+            rerank: "none", "query-expansion" or "k-reciprocal"; see `SearchOptions`.
+            min_probability: Lowest probability of a hit, from 0 to 1, in a calibrated gallery.
+
+        Raises:
+            ImageError: The image cannot be read.
+            InputError: An option is invalid.
+        """
+        options = SearchOptions(k, where, exclude, min_score, group_by, rerank, min_probability)
+        return self.find(self.embedder.embed([image]), options)[0]
+
+    def search_id(
+        self,
+        item: int | str,
+        k: int = 10,
+        *,
+        where: str | None = None,
+        exclude: Sequence[int | str] = (),
+        min_score: float | None = None,
+        group_by: str | None = None,
+        rerank: str = "none",
+        min_probability: float | None = None,
+    ) -> list[Hit]:
+        """Return the k items most similar to an item, given by id or key, without the item itself.
+
+        The other arguments are those of `search`.
+        """
+        options = SearchOptions(k, where, exclude, min_score, group_by, rerank, min_probability)
+        (number,) = self.ids_of([item])
+        return self.find(self.vector(number)[None], options, [(number,)])[0]
+
+    def search_vectors(
+        self,
+        queries: np.ndarray,
+        k: int = 10,
+        *,
+        where: str | None = None,
+        exclude: Sequence[int | str] = (),
+        min_score: float | None = None,
+        group_by: str | None = None,
+        rerank: str = "none",
+        min_probability: float | None = None,
+    ) -> list[list[Hit]]:
+        """Return the hits of each query, float32 [N, D] of unit length from this gallery's model.
+
+        The other arguments are those of `search`.
+        """
+        return self.find(
+            queries, SearchOptions(k, where, exclude, min_score, group_by, rerank, min_probability)
+        )
+
+    def find(
+        self, queries: np.ndarray, options: SearchOptions, own: Sequence[tuple[int, ...]] | None = None
+    ) -> list[list[Hit]]:
+        """Return the hits of each query; `search_vectors` with the options in one value.
+
+        Args:
+            queries: float32 [N, D], unit length.
+            options: Search options.
+            own: For each query, the ids of the items that it comes from, which are no hits of it.
+
+        Raises:
+            InputError: An option is invalid, or the queries have another shape.
+        """
+        if options.order is not None:
+            return self._in_order(queries, options, Order.parse(options.order), own)
+        calibration = self.calibration if options.has_probabilities else None
+        if calibration is None:
+            if options.min_probability is not None:
+                what = f"{self.folder}: the gallery is not calibrated, so its hits have no probabilities"
+                raise InputError(f"{what}; run `lookalike calibrate {self.folder}`")
+            return self._nearest(queries, options, own)
+        asked = DEPTH + _COPIES
+        if options.where is None and options.group_by is None and options.min_score is None:
+            asked = max(options.k, asked)
+            found = near = self._nearest(queries, replace(options, k=asked), own)
+        else:
+            found = self._nearest(queries, options, own)
+            near = self._nearest(queries, SearchOptions(asked, exclude=options.exclude), own)
+        # Where the picture of a query is there more often, the nearest others are further down.
+        near, short = [*near], list(range(len(near)))
+        while short := [n for n in short if len(near[n]) == asked and near[n][-DEPTH].score >= SAME]:
+            asked *= 4
+            wider = SearchOptions(asked, exclude=options.exclude)
+            deeper = self._nearest(queries[short], wider, own and [own[n] for n in short])
+            for n, hits in zip(short, deeper, strict=True):
+                near[n] = hits
+        return _with_probabilities(found, near, calibration, options)
+
+    def _in_order(
+        self,
+        queries: np.ndarray,
+        options: SearchOptions,
+        order: Order,
+        own: Sequence[tuple[int, ...]] | None,
+    ) -> list[list[Hit]]:
+        """Return the first hits of each query in an order; see `SearchOptions.order`."""
+        try:
+            column = find_column(order.column, item_columns(self.columns())).name
+        except InputError as error:
+            error.args, error.pointer = (f"order: {error}",), "#/order"
+            raise
+        most = replace(options, k=max(options.k, MOST_CANDIDATES), order=None)
+        found = self.find(queries, most, own)
+        return [_ordered(hits, column, order.descending)[: options.k] for hits in found]
+
+    @abstractmethod
+    def _nearest(
+        self, queries: np.ndarray, options: SearchOptions, own: Sequence[tuple[int, ...]] | None
+    ) -> list[list[Hit]]:
+        """Return the hits of each query without probabilities; see `find`."""
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """Calibration of the scores; `None` if there is none for the gallery's model.
+
+        Raises:
+            LookalikeError: Its file is damaged.
+        """
+        if self._calibration is None:
+            self._calibration = CalibrationFile(self.folder)
+        found = self._calibration.read()
+        return found if found is not None and found.fingerprint == self.fingerprint else None
+
+    # ---- items
+
+    @abstractmethod
+    def ids_of(self, names: Iterable[int | str]) -> list[int]:
+        """Return the ids of items given by id or by key; text that is no key may be the digits of an id.
+
+        Raises:
+            InputError: There is no such item.
+        """
+
+    @abstractmethod
+    def stored_items(self, ids: Sequence[int]) -> list[StoredItem]:
+        """Return all facts about items by id; unknown ids are left out."""
+
+    @abstractmethod
+    def items(self, ids: Sequence[int]) -> dict[int, Item]:
+        """Return items by id; ids that are unknown or removed in this state are left out."""
+
+    def item(self, item: int) -> Item:
+        """Return one item by id.
+
+        Raises:
+            InputError: There is no such item.
+        """
+        found = self.items([item])
+        if item not in found:
+            raise InputError(f"{self.folder}: no item {item}")
+        return found[item]
+
+    def present(self, ids: Sequence[int]) -> np.ndarray:
+        """Return for each id whether searches find the item: bool [n]."""
+        found = self.items(ids)
+        return np.array([number in found for number in ids], bool)
+
+    @abstractmethod
+    def vectors(self, ids: Sequence[int]) -> dict[int, np.ndarray]:
+        """Return stored vectors by item id, float32 [D] each; unknown ids are left out."""
+
+    def vector(self, item: int) -> np.ndarray:
+        """Return the stored vector of one item, float32 [D].
+
+        Raises:
+            InputError: There is no such item.
+        """
+        found = self.vectors([item])
+        if item not in found:
+            raise InputError(f"{self.folder}: no item {item}")
+        return found[item]
+
+    @abstractmethod
+    def embeddings(self, *, labelled: bool = False, limit: int | None = None) -> StoredEmbeddings:
+        """Return the stored embeddings, labels and contents of all items, by id.
+
+        Args:
+            labelled: Leave out items without a label.
+            limit: Largest number of items; of more, a random sample is returned, the same each time.
+
+        Raises:
+            LookalikeError: A vector or an item is damaged.
+        """
+
+    @abstractmethod
+    def item_at(self, path: Path) -> int | None:
+        """Return the id of the item of an image file, as `paths.lookup` names it; `None` if there is none."""
+
+    @abstractmethod
+    def select(self, items: Iterable[int | str] = (), *, where: str | None = None) -> list[int]:
+        """Return the ids of items by id or key, and of all that fulfil a condition, ascending.
+
+        Raises:
+            InputError: There is no such item, or the condition is invalid.
+        """
+
+    @abstractmethod
+    def remove(self, items: Iterable[int | str] = (), *, where: str | None = None) -> int:
+        """Remove items, and return their number.
+
+        Args:
+            items: Ids or keys.
+            where: Condition; all items that fulfil it are removed as well.
+
+        Raises:
+            InputError: There is no such item, or the condition is invalid; nothing is removed.
+            LookalikeError: The gallery cannot be written.
+        """
+
+    @abstractmethod
+    def sample(self, count: int) -> list[int]:
+        """Return the ids of a few items from all over the gallery, always the same ones, ascending."""
+
+    # ---- contents
+
+    @abstractmethod
+    def columns(self) -> list[str]:
+        """Return the names of the metadata columns, oldest first."""
+
+    @abstractmethod
+    def listing(
+        self, where: str | None, order: Order, after: Place | None, limit: int
+    ) -> tuple[list[Item], Place | None]:
+        """Return the next items in an order, and the place of the last of them; `None` if it is the end.
+
+        Every item that stays is listed exactly once while others are added and removed. A gallery in a
+        database lists by ascending id only.
+
+        Args:
+            where: Condition that the items fulfil; `None` for all items.
+            order: Order of the items.
+            after: Place behind which the items are; `None` for the first ones.
+            limit: Largest number of items.
+
+        Raises:
+            InputError: The condition or the order is invalid.
+        """
+
+    @abstractmethod
+    def facets(self, columns: Sequence[str], where: str | None, limit: int) -> Facets:
+        """Return the counts of the values of columns; in a database, of a random sample of many items.
+
+        Args:
+            columns: Names of the columns.
+            where: Condition that the items fulfil; `None` for all items.
+            limit: Largest number of values of a column.
+
+        Raises:
+            InputError: The condition is invalid, or a column is unknown or cannot be counted.
+        """
+
+    @abstractmethod
+    def label_counts(self) -> list[tuple[str | None, int]]:
+        """Return each label with its items, most frequent first; `None` or "" stands for no label."""
+
+    @abstractmethod
+    def value_counts(self, column: str) -> Sequence[tuple[Value, int]]:
+        """Return each value of a metadata column with the number of items that have it."""
+
+    @abstractmethod
+    def image_sizes(self) -> np.ndarray:
+        """Return width and height of the items whose image size is known: int64 [n, 2]."""
+
+    def bad_files(self) -> list[BadFile]:
+        """Return the files that could not be used when they were last tried; none if that is not recorded."""
+        return []
+
+    @abstractmethod
+    def state_digest(self) -> str:
+        """Return a short text that changes with the items, their facts or the model."""
+
+
+def _ordered(hits: Sequence[Hit], column: str, descending: bool) -> list[Hit]:
+    """Return hits by their values of a column: numbers before text, equal ones as before, missing last."""
+    values = [getattr(hit, column) if column in BUILT_IN else hit.metadata.get(column) for hit in hits]
+    present = [number for number, value in enumerate(values) if value is not None]
+    present.sort(key=lambda number: (isinstance(values[number], str), values[number]), reverse=descending)
+    missing = [number for number, value in enumerate(values) if value is None]
+    return [hits[number] for number in present + missing]
+
+
+def _with_probabilities(
+    found: list[list[Hit]], near: list[list[Hit]], calibration: Calibration, options: SearchOptions
+) -> list[list[Hit]]:
+    """Return the hits with their probabilities, up to `k` that reach the lowest probability.
+
+    Args:
+        found: Hits of each query.
+        near: Hits of each query in the whole gallery, at least `DEPTH` that are not its own picture, if there
+            are as many.
+        calibration: Calibration.
+        options: Search options.
+    """
+    kept = [hits[: options.k] for hits in found]
+    if not any(kept):
+        return kept
+    scores = np.array([hit.score for hits in kept for hit in hits])
+    queries = [summary([hit.score for hit in some]) for some in near]
+    nearest = np.repeat(np.array(queries), [*map(len, kept)], axis=0)
+    probabilities = iter(calibration.probabilities(scores, nearest).tolist())
+    lowest = options.min_probability or 0.0
+    judged = [[replace(hit, probability=next(probabilities)) for hit in hits] for hits in kept]
+    return [[hit for hit in hits if (hit.probability or 0.0) >= lowest] for hits in judged]

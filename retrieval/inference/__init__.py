@@ -1,1 +1,0 @@
-"""ONNX Runtime: settings, sessions on execution providers, sizes of the runs."""

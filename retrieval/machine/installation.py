@@ -1,0 +1,285 @@
+"""Installation: the builds of FAISS, ONNX Runtime and torch, and what keeps them from using a GPU.
+
+Everything is read from the metadata and files of the installed distributions; no library is imported.
+`retrieval.machine.gpu_trials` finds out whether a library really works on a GPU.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+
+from retrieval.machine.devices import Gpu
+from retrieval.machine.extras import installer
+from retrieval.machine.gpu_code import Code, gpu_code
+
+NAMES = {"faiss": "FAISS", "onnxruntime": "ONNX Runtime", "torch": "torch"}
+_PAIR = ("faiss", "onnxruntime")  # modules of which the extras `cpu` and `gpu` have one distribution each
+_FOR_CPUS = {"faiss-cpu", "onnxruntime"}
+_DRIVERS = {11: 450, 12: 525, 13: 580}  # CUDA -> first NVIDIA driver that runs it
+# Libraries with code for GPUs, below the folder of the module.
+_LIBRARIES = {"faiss": "*.so", "onnxruntime": "capi/*_cuda.so", "torch": "lib/libtorch_cuda.so"}
+_CUDA_12 = ("faiss-gpu", "onnxruntime-gpu[cuda,cudnn]<1.27")
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Build:
+    """Installed build of a library.
+
+    Attributes:
+        module: Name of its Python module.
+        distribution: Distribution whose files are in use.
+        version: Version of that distribution.
+        others: Further distributions with the same module, whose files it has overwritten.
+        cuda: Version of CUDA that it is built for, such as (13, 0); `None` for none or unknown.
+        for_cpus: Whether it can only use CPUs.
+        folder: Folder of the module.
+    """
+
+    module: str
+    distribution: str
+    version: str
+    others: tuple[str, ...]
+    cuda: tuple[int, int] | None
+    for_cpus: bool
+    folder: Path
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version}"
+
+    def code(self) -> frozenset[Code]:
+        """Return its code for GPUs; none if its files do not tell."""
+        return frozenset().union(*map(gpu_code, self.folder.glob(_LIBRARIES[self.module])))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something wrong with the installation.
+
+    Attributes:
+        module: Python module that it concerns; "" for the driver.
+        text: What is wrong.
+        repair: Command that repairs it, or what to do.
+    """
+
+    module: str
+    text: str
+    repair: str
+
+
+def builds(path: Sequence[str] | None = None) -> dict[str, Build | None]:
+    """Return the installed build of each library by its module; `None` for one that is not installed.
+
+    Args:
+        path: Folders to look into; `None` for those of `sys.path`.
+    """
+    folders = list(dict.fromkeys(sys.path if path is None else path))
+    found: dict[str, list[Distribution]] = {module: [] for module in NAMES}
+    for distribution in distributions(path=folders):
+        name = _name(distribution)
+        for module, known in found.items():
+            mine = name == module or (name.startswith(f"{module}-") and _has(distribution, module))
+            if mine and name not in map(_name, known):
+                known.append(distribution)
+    return {module: _build(module, known) if known else None for module, known in found.items()}
+
+
+def versions(names: Iterable[str], path: Sequence[str] | None = None) -> dict[str, str]:
+    """Return the versions of Python and of distributions, for records of what made a file.
+
+    Args:
+        names: Distributions. One of several builds of a library, such as onnxruntime, stands for the one that
+            is installed, whose name is returned; missing ones are left out.
+        path: Folders to look into; `None` for those of `sys.path`.
+    """
+    found = {"python": platform.python_version()}
+    for name in names:
+        known = next(iter(distributions(name=name, path=sys.path if path is None else list(path))), None)
+        if known is not None:
+            found[name] = known.version
+        elif build := builds(path).get(name):
+            found[build.distribution] = build.version
+    return found
+
+
+def find_problems(
+    found: Mapping[str, Build | None], cards: Sequence[Gpu], driver: tuple[int, int] | None
+) -> list[Problem]:
+    """Return what keeps the libraries from working, or from using a GPU that is there.
+
+    Args:
+        found: Installed builds, by module.
+        cards: GPUs of the machine.
+        driver: Newest CUDA version that the driver supports; `None` without a driver.
+    """
+    return [problem for module in NAMES for problem in module_problems(module, found, cards, driver)]
+
+
+def module_problems(
+    module: str, found: Mapping[str, Build | None], cards: Sequence[Gpu], driver: tuple[int, int] | None
+) -> Iterator[Problem]:
+    """Yield what keeps one library from working; as `find_problems` otherwise."""
+    build, extra = found[module], "gpu" if cards else "cpu"
+    if build is None:
+        if module in _PAIR:
+            yield Problem(module, "it is not installed", install_command(extra, found))
+        return
+    if build.others:
+        text = f"{' and '.join(_all_names(build))} overwrite each other's files, and {build} is in use"
+        yield Problem(module, text, install_command(extra, found))
+    elif cards and build.for_cpus:
+        yield Problem(module, f"{build} is a build for CPUs", _swap_command(module, found))
+    elif cards and build.cuda and driver and build.cuda[0] > driver[0]:
+        text = f"{build} needs CUDA {build.cuda[0]}, but the driver only supports {dotted(driver)}"
+        newest = _DRIVERS.get(build.cuda[0])
+        repair = f"update the NVIDIA driver to {newest} or newer" if newest else "update the NVIDIA driver"
+        yield Problem(module, text, repair)
+    elif cards and (code := build.code()):
+        yield from _code_problems(build, code, cards, driver, found)
+
+
+def _code_problems(
+    build: Build,
+    code: Collection[Code],
+    cards: Sequence[Gpu],
+    driver: tuple[int, int] | None,
+    found: Mapping[str, Build | None],
+) -> Iterator[Problem]:
+    """Yield the first card that a build has no code for, or none that the driver can compile."""
+    for card in cards:
+        suiting = [one for one in code if one.suits(card.capability)]
+        what = f"code for compute capability {dotted(card.capability)} of {card.name}"
+        if not suiting:
+            yield Problem(build.module, f"{build} has no {what}", _other_build(build, code, card, found))
+        elif all(one.is_ptx for one in suiting) and build.cuda and driver and driver < build.cuda:
+            # The PTX of a version of CUDA is compiled by drivers of that version and newer ones.
+            text = f"{build} has no machine {what}, and the driver only compiles for CUDA {dotted(driver)}"
+            repair = f"update the NVIDIA driver to one of CUDA {dotted(build.cuda)} or newer"
+            yield Problem(build.module, text, repair)
+        else:
+            continue
+        return
+
+
+def _other_build(build: Build, code: Collection[Code], card: Gpu, found: Mapping[str, Build | None]) -> str:
+    """Return how to get a build with code for a card."""
+    if card.capability > min(code).capability:
+        return f"install a newer {build.distribution} that has it"
+    if build.module in _PAIR:
+        return _replace_command(_present(found), _CUDA_12)
+    return "install a torch for CUDA 12 instead"
+
+
+def dotted(version: tuple[int, int]) -> str:
+    """Return a version, or a compute capability, as it is usually written."""
+    return ".".join(map(str, version))
+
+
+def install_command(extra: str, found: Mapping[str, Build | None]) -> str:
+    """Return the command that leaves exactly the FAISS and the ONNX Runtime of an extra, `cpu` or `gpu`."""
+    if Path(sys.prefix) == _ROOT / ".venv":  # a checkout's own environment
+        where = "" if Path.cwd() == _ROOT else f" -C {shlex.quote(str(_ROOT))}"
+        return f"make{where} --always-make env{' GPU=1' if extra == 'gpu' else ''}"
+    return _replace_command(_present(found), [f"lookalike[{extra}]"])
+
+
+def _swap_command(module: str, found: Mapping[str, Build | None]) -> str:
+    if module in _PAIR:
+        return install_command("gpu", found)
+    return _replace_command(["torch", "torchvision"], ["torch", "torchvision"])
+
+
+def _replace_command(old: Sequence[str], new: Sequence[str]) -> str:
+    """Return the command that replaces distributions in this environment."""
+    python = shlex.quote(sys.executable)
+    if installer() != "pip":
+        where = f" --python {python}" if _elsewhere("python") else ""
+        uninstall, install = f"uv pip uninstall{where}", f"uv pip install{where}"
+    else:
+        pip = f"{python} -m pip" if _elsewhere("pip") else "pip"
+        uninstall, install = f"{pip} uninstall -y", f"{pip} install"
+    installing = f"{install} {' '.join(map(shlex.quote, new))}"
+    return f"{uninstall} {' '.join(old)} && {installing}" if old else installing
+
+
+def _elsewhere(program: str) -> bool:
+    """Return whether the shell would start the program of another environment."""
+    found = shutil.which(program)
+    return found is None or Path(found).parent != Path(sys.executable).parent
+
+
+def _build(module: str, known: Sequence[Distribution]) -> Build:
+    used = _in_use(known, module) if len(known) > 1 else known[0]
+    others = tuple(sorted(_name(distribution) for distribution in known if distribution is not used))
+    name = _name(used)
+    folder = Path(str(used.locate_file(module)))
+    cuda = {"faiss": _cuda_of_faiss, "onnxruntime": _cuda_of_onnxruntime, "torch": _cuda_of_torch}[module]
+    found = cuda(used, folder)
+    for_cpus = name in _FOR_CPUS or (module == "torch" and found is None)
+    return Build(module, name, used.version, others, found, for_cpus, folder)
+
+
+def _present(found: Mapping[str, Build | None]) -> list[str]:
+    return [name for module in _PAIR if (build := found[module]) for name in _all_names(build)]
+
+
+def _all_names(build: Build) -> list[str]:
+    return sorted([build.distribution, *build.others])
+
+
+def _name(distribution: Distribution) -> str:
+    return re.sub(r"[-_.]+", "-", distribution.name or "").lower()
+
+
+def _has(distribution: Distribution, module: str) -> bool:
+    return any(str(file) == f"{module}/__init__.py" for file in distribution.files or ())
+
+
+def _in_use(known: Sequence[Distribution], module: str) -> Distribution:
+    """Return the distribution that wrote the module's largest file of those that all of them have."""
+    recorded = [{str(file): file for file in distribution.files or ()} for distribution in known]
+    shared = set.intersection(*map(set, recorded))
+    differing = [
+        name
+        for name in shared
+        if name.startswith(f"{module}/") and len({files[name].size for files in recorded}) == len(known)
+    ]
+    largest = max(differing, key=lambda name: recorded[0][name].size or 0, default="")
+    path = Path(str(known[0].locate_file(largest)))
+    size = path.stat().st_size if path.is_file() else None
+    sizes = [files[largest].size if largest else None for files in recorded]
+    return known[sizes.index(size)] if size in sizes else known[-1]
+
+
+def _cuda_of_faiss(distribution: Distribution, _: Path) -> tuple[int, int] | None:
+    for requirement in distribution.requires or ():
+        if requirement.startswith("nvidia-cuda-runtime"):
+            return _version(re.search(r">=\s*(\d+)\.(\d+)", requirement))
+    return None
+
+
+def _cuda_of_onnxruntime(_: Distribution, folder: Path) -> tuple[int, int] | None:
+    return _cuda_in(folder / "capi" / "build_and_package_info.py", r"cuda_version = '(\d+)\.(\d+)")
+
+
+def _cuda_of_torch(_: Distribution, folder: Path) -> tuple[int, int] | None:
+    return _cuda_in(folder / "version.py", r"^cuda\b.*?= '(\d+)\.(\d+)")
+
+
+def _cuda_in(file: Path, pattern: str) -> tuple[int, int] | None:
+    try:
+        return _version(re.search(pattern, file.read_text(), re.MULTILINE))
+    except OSError:
+        return None
+
+
+def _version(match: re.Match[str] | None) -> tuple[int, int] | None:
+    return (int(match[1]), int(match[2])) if match else None

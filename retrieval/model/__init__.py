@@ -1,0 +1,1 @@
+"""Model files: the embedder and the text encoder, how they run, where they come from."""

@@ -1,0 +1,46 @@
+"""Tests of the runtime: which providers a device and a provider mean, and which exclude each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from retrieval import InputError, Runtime
+from retrieval.machine.devices import Device
+
+
+@pytest.mark.parametrize(
+    ("device", "provider", "tried"),
+    [
+        ("auto", "auto", ("cuda", "coreml", "openvino")),
+        ("cpu", "auto", ()),
+        ("cuda:1", "auto", ("cuda",)),
+        ("auto", "cuda", ("cuda",)),
+        ("auto", "openvino", ("openvino",)),
+        ("cpu", "openvino", ("openvino",)),
+        ("auto", "cpu", ()),
+        ("cpu", "cpu", ()),
+        ("cuda", "cuda", ("cuda",)),
+    ],
+)
+def test_accelerators_to_try(device: str, provider: str, tried: tuple[str, ...]) -> None:
+    assert Runtime(Device.parse(device), provider).accelerators == tried
+
+
+@pytest.mark.parametrize(
+    ("device", "provider"), [("cpu", "cuda"), ("cuda:1", "cpu"), ("cuda", "openvino"), ("cpu", "coreml")]
+)
+def test_devices_and_providers_that_exclude_each_other(device: str, provider: str) -> None:
+    with pytest.raises(InputError, match=f"provider {provider}: does not run on the device {device}; "):
+        Runtime(Device.parse(device), provider)
+
+
+def test_options_of_cuda() -> None:
+    """Names and values are those of ONNX Runtime's documentation, where all values are text."""
+    options = Runtime(Device("cuda", 3)).options("cuda")
+    assert options == {"device_id": "3", "cudnn_conv_algo_search": "HEURISTIC", "use_tf32": "0"}
+    assert Runtime().options("cuda")["device_id"] == "0"
+
+
+def test_invalid_numbers_are_rejected() -> None:
+    with pytest.raises(InputError, match="batch_size must be at least 1, got 0"):
+        Runtime(batch_size=0)
