@@ -35,7 +35,6 @@ for command in (
     upkeep.compact,
     optimize.optimize,
     upkeep.snapshot,
-    upkeep.upgrade,
     transfer.export_,
     transfer.import_,
 ):

@@ -24,7 +24,6 @@ from retrieval.upkeep.compact import compact as compact_gallery
 from retrieval.upkeep.salvage import Salvage
 from retrieval.upkeep.snapshot import copy_gallery
 from retrieval.upkeep.store_verify import verify_store
-from retrieval.upkeep.upgrade import upgrade as upgrade_gallery
 from retrieval.upkeep.verify import Problem
 from retrieval.upkeep.verify import verify as verify_gallery
 
@@ -170,29 +169,6 @@ def verify(ctx: click.Context, gallery: Path, repair: bool, runtime: Runtime, as
     print_result(facts, as_json, lines)
     if found.left:
         ctx.exit(1)
-
-
-@click.command(short_help="Upgrade a gallery of an older version.")
-@_gallery_argument
-@json_option
-def upgrade(gallery: Path, as_json: bool) -> None:
-    """Upgrade GALLERY from format 2 to the present format, in place. The vectors are not computed again.
-
-    Ids, keys, labels and metadata stay. An interrupted upgrade leaves the old gallery; run it again. The old
-    database moves to GALLERY/quarantine, which you may delete.
-
-    \b
-      lookalike index upgrade shop.gallery
-    """
-    refuse_store(gallery, "there is nothing to upgrade")
-    upgraded = upgrade_gallery(gallery, show_progress=True)
-    facts = {
-        "gallery": str(gallery),
-        "images": len(upgraded),
-        "format": upgraded.store.manifest.format_version,
-    }
-    text = f"{gallery}: upgraded to format {facts['format']}; {pluralize(len(upgraded), 'image')}"
-    print_result(facts, as_json, text)
 
 
 @click.command(short_help="Copy a gallery while it is in use.")

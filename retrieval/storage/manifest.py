@@ -99,8 +99,7 @@ def parse_manifest(folder: Path | str, rows: Iterable[tuple[str, str]]) -> Manif
         facts: dict[str, Any] = {name: json.loads(value) for name, value in rows}
         version = int(facts["format_version"])
         if version != FORMAT_VERSION:
-            hint = {2: f"run `lookalike index upgrade {folder}`"}.get(version, "build the gallery again")
-            hint = "update lookalike" if version > FORMAT_VERSION else hint
+            hint = "update lookalike" if version > FORMAT_VERSION else "build the gallery again"
             what = f"gallery format {version} is not supported (this version reads {FORMAT_VERSION})"
             raise InputError(f"{folder}: {what}; {hint}")
         return Manifest(

@@ -99,7 +99,7 @@ def salvage(folder: Path, *, show_progress: bool = False) -> Salvage:
         rebuilt = recovery.build_database(folder, draft, manifest, listed)
         damaged = [name for part in parts if not part.is_whole for name in segments.files_of(part.file)]
         quarantine(folder, (folder / "segments" / name for name in damaged))
-        replace_database(folder, draft)
+        _replace_database(folder, draft)
         write_copy(folder, manifest)
         _keep_uploads(folder)
     lost = sum(part.count - len(part.at) for part in parts)
@@ -194,7 +194,7 @@ def _facts(folder: Path, part: _Part) -> list[tuple[Any, ...]]:
 # ---- files
 
 
-def replace_database(folder: Path, draft: Path) -> None:
+def _replace_database(folder: Path, draft: Path) -> None:
     """Put the new database in place of the old one, which moves to quarantine."""
     kept = folder / "quarantine"
     kept.mkdir(exist_ok=True)

@@ -45,7 +45,6 @@ from retrieval.storage.store import Store
 from retrieval.upkeep.compact import compact, merge_small
 from retrieval.upkeep.reprojection import reproject, undo
 from retrieval.upkeep.snapshot import copy_gallery
-from retrieval.upkeep.upgrade import upgrade
 from retrieval.upkeep.verify import verify
 from tests.conftest import draw
 from tests.retrieval.filling import new_items, unit_vectors
@@ -151,7 +150,6 @@ OPERATIONS: dict[str, Callable[[Path], object]] = {
     "compact": lambda folder: compact(Gallery(folder)),
     "compact_stale": compact_stale,
     "import": import_more,
-    "upgrade": upgrade,
     "snapshot": snapshot,
     "reproject": reproject_gallery,
     "undo": lambda folder: undo(Gallery(folder / "g")),

@@ -103,7 +103,6 @@ def test_commands_for_files_say_what_to_do_instead(built: Built, shop: Path, tmp
         (["rebuild", name, "--model", "m.onnx"], "build another collection"),
         (["compact", name], "the database frees"),
         (["snapshot", name, str(tmp_path / "copy")], "the backup of the database"),
-        (["upgrade", name], "nothing to upgrade"),
         (["optimize", name, "--kind", "hnsw"], "give --recall alone"),
         (["verify", name, "--repair"], "omit --repair"),
     ):

@@ -56,7 +56,6 @@ OTHERS = {
     "salvage",
     "snapshot",
     "undo",
-    "upgrade",
 }  # tested below and elsewhere
 
 

@@ -244,7 +244,7 @@ def test_reader_retries_if_a_writer_deletes_files(gallery: Gallery, monkeypatch:
 
 @pytest.mark.parametrize(
     ("version", "hint"),
-    [(1, "build the gallery again"), (2, "run `lookalike index upgrade"), (4, "update lookalike")],
+    [(1, "build the gallery again"), (2, "build the gallery again"), (4, "update lookalike")],
 )
 def test_other_formats_are_refused(gallery: Gallery, version: int, hint: str) -> None:
     with sqlite3.connect(gallery.folder / "gallery.db") as db:
