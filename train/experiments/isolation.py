@@ -12,14 +12,13 @@ import pickle
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import wait
 from types import FrameType, ModuleType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 
@@ -32,13 +31,6 @@ _COMPILER = "torch._dynamo"  # imported at the first step of every optimizer, fo
 
 class DeadProcessError(LookalikeError):
     """The process of an isolated call was killed or crashed."""
-
-
-class _RemoteTraceback(Exception):  # noqa: N818 (a cause, never raised alone)
-    """Cause of an exception that was raised in another process: the traceback there, as text."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
 
 
 def run_isolated(function: Callable[..., _T], *arguments: Any) -> _T:
@@ -60,30 +52,17 @@ def run_isolated(function: Callable[..., _T], *arguments: Any) -> _T:
     used = [name for name in _SLOW_IMPORTS if name in sys.modules]
     # Without effect once the server runs.
     context.set_forkserver_preload([function.__module__, _COMPILER, *used])
-    reader, writer = context.Pipe(duplex=False)
-    inherited = dict(os.environ), torch.get_num_threads()
-    process = context.Process(target=_serve, args=(writer, *inherited, function, arguments))
-    with reader, _passing_on_signals(process) as received:
-        with writer, _main_module_hidden():
-            process.start()
-        wait([reader, process.sentinel])  # a worker process of this one may keep the pipe open
-        outcome = _receive(reader)
-        process.join()
-    error = outcome.error if outcome else None
+    pool = ProcessPoolExecutor(1, context, _prepare, (dict(os.environ), torch.get_num_threads()))
+    with _passing_on_signals(pool) as received, pool:
+        with _main_module_hidden():
+            future = pool.submit(_call, function, *arguments)
+        (process,) = pool._processes.values()
+        error = future.exception()
     if received:
         raise KeyboardInterrupt(*error.args if isinstance(error, KeyboardInterrupt) else ())
-    if outcome is None:
+    if isinstance(error, BrokenProcessPool):
         raise DeadProcessError(_cause_of_death(process.exitcode))
-    if error is not None:
-        raise error from _RemoteTraceback(outcome.trace)
-    return cast(_T, outcome.result)
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    result: Any = None
-    error: BaseException | None = None
-    trace: str = ""
+    return future.result()
 
 
 @contextmanager
@@ -97,8 +76,8 @@ def _main_module_hidden() -> Iterator[None]:
 
 
 @contextmanager
-def _passing_on_signals(process: BaseProcess) -> Iterator[list[int]]:
-    """Pass SIGINT and SIGTERM on to a process outside the group of the terminal; yield those received."""
+def _passing_on_signals(pool: ProcessPoolExecutor) -> Iterator[list[int]]:
+    """Pass SIGINT and SIGTERM on to the process, whose group is another; yield those received."""
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received
@@ -106,9 +85,9 @@ def _passing_on_signals(process: BaseProcess) -> Iterator[list[int]]:
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        if process.pid is not None:
+        for process in pool._processes or ():
             with suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGINT)
+                os.kill(process, signal.SIGINT)
 
     previous = {each: signal.signal(each, pass_on) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -116,13 +95,6 @@ def _passing_on_signals(process: BaseProcess) -> Iterator[list[int]]:
     finally:
         for each, handler in previous.items():
             signal.signal(each, handler)
-
-
-def _receive(reader: Connection) -> _Outcome | None:
-    try:
-        return cast(_Outcome, reader.recv()) if reader.poll() else None
-    except EOFError:
-        return None
 
 
 def _cause_of_death(code: int | None) -> str:
@@ -136,24 +108,23 @@ def _cause_of_death(code: int | None) -> str:
 # ---- in the other process
 
 
-def _serve(
-    writer: Connection,
-    environment: dict[str, str],
-    threads: int,
-    function: Callable[..., Any],
-    arguments: tuple[Any, ...],
-) -> None:
+def _prepare(environment: dict[str, str], threads: int) -> None:
     os.setsid()  # Ctrl-C in a terminal reaches the caller, which passes it on once
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(threads)
+
+
+def _call(function: Callable[..., _T], *arguments: Any) -> _T:
     try:
-        outcome = _Outcome(function(*arguments))
+        return function(*arguments)
     except BaseException as error:  # also KeyboardInterrupt
-        outcome = _Outcome(error=_picklable(error), trace=traceback.format_exc())
-    writer.send(outcome)
+        known = _picklable(error)
+        if known is error:
+            raise
+        raise known from error
 
 
 def _end_with_parent() -> None:
