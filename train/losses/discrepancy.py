@@ -189,7 +189,8 @@ class _ScaledKernel(_Kernel):
     ) -> None:
         super().__init__(classes)
         self.sigmas = sigma if isinstance(sigma, list) else [sigma]
-        require(all(width > 0 for width in self.sigmas), "sigma", sigma, "above 0")
+        positive = bool(self.sigmas) and all(width > 0 for width in self.sigmas)
+        require(positive, "sigma", sigma, "above 0, or a list of such widths")
         self.factor = 0.5 if half else 1.0
 
     def kernel(self, view: View) -> Tensor:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from retrieval.errors import did_you_mean
 
@@ -206,31 +208,17 @@ def require(condition: bool, name: str, value: object, expected: str) -> None:
         raise ValueError(f"{name} is {value!r}; it must be {expected}")
 
 
-def _options(annotation: Any) -> tuple[Any, ...]:
-    union = isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
-    return typing.get_args(annotation) if union else (annotation,)
-
-
 def _fits(value: Any, annotation: Any) -> bool:
-    for option in _options(annotation):
-        if option is Any or (option is type(None) and value is None):
-            return True
-        if typing.get_origin(option) is Literal:
-            if any(value == choice and type(value) is type(choice) for choice in typing.get_args(option)):
-                return True
-        elif option is float:
-            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-                return True
-        elif option is int:
-            if isinstance(value, int) and not isinstance(value, bool):
-                return True
-        elif typing.get_origin(option) is list:
-            (item,) = typing.get_args(option)
-            if isinstance(value, list) and value and all(_fits(part, item) for part in value):
-                return True
-        elif isinstance(option, type) and isinstance(value, option):
-            return True
-    return False
+    try:
+        _adapter(annotation).validate_python(value)
+    except ValidationError:
+        return False
+    return True
+
+
+@cache
+def _adapter(annotation: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(annotation, config=ConfigDict(strict=True, allow_inf_nan=False))
 
 
 _WORDS: dict[Any, str] = {
@@ -243,7 +231,8 @@ _WORDS: dict[Any, str] = {
 
 def _expected(value: Any, annotation: Any) -> str:
     words, choices = [], []
-    for option in _options(annotation):
+    union = isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union
+    for option in typing.get_args(annotation) if union else (annotation,):
         if typing.get_origin(option) is Literal:
             choices += [str(choice) for choice in typing.get_args(option)]
         else:
