@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from click.testing import CliRunner
 
 from retrieval.commands.plan import plan
-from retrieval.planning.constants import measured
-from retrieval.planning.setups import Setup, setups
+from retrieval.planning.constants import FACTS_MS
+from retrieval.planning.plan import SETUPS
 from retrieval.planning.sizes import bytes_text, count_text, hours_text
 from retrieval.reports.figures import COLOURS, GREY, save_figure
 from retrieval.text import align_columns
@@ -42,7 +42,7 @@ LINES = {
     "postgres halfvec": (COLOURS[3], "-"),
     "qdrant int8": (COLOURS[2], "-"),
     "ivf-sq8": (COLOURS[0], "-"),
-    "milvus diskann": (COLOURS[4], "--"),
+    "milvus hnsw": (COLOURS[4], "--"),
     "hnsw-rabitq": (COLOURS[5], "-"),
     "ivf-pq": (GREY, "-"),
     "ivf-disk": (COLOURS[0], "--"),
@@ -72,8 +72,7 @@ def printed(command: str) -> str:
 
 def checked() -> list[tuple[str, str, float, float]]:
     """Return size, quantity, planned and measured value of galleries and stores that exist."""
-    constants, rows = measured(), []
-    of = {setup.name: setup for setup in setups(constants)}
+    rows, of = [], {setup.name: setup for setup in SETUPS}
     scale = json.loads((HERE / "gallery_scale.json").read_text())
     for size, found in scale["sizes"].items():
         count, dim = int(size), scale["dim"]
@@ -81,17 +80,16 @@ def checked() -> list[tuple[str, str, float, float]]:
         query = setup.search(count, dim, found["search"]["recall"])
         build = setup.build(count, dim)
         assert query is not None
-        assert build is not None
-        vectors = setup.vectors(count, dim).value
+        vectors = setup.vectors(count, dim)
         rows += [
             (
                 where,
                 "index, bytes",
-                setup.index(count, dim).value,
+                setup.index(count, dim),
                 count * found["index"]["bytes_per_vector"],
             ),
             (where, "disk without index, bytes", vectors, found["import"]["disk_bytes"]),
-            (where, "index, CPU hours", build.value / 3600, found["index"]["cpu_seconds"] / 3600),
+            (where, "index, CPU hours", build / 3600, found["index"]["cpu_seconds"] / 3600),
             (where, "search, CPU ms", query.ms, found["search"]["cpu_ms"]),
         ]
     small = json.loads((HERE / "index_kinds_small.json").read_text())
@@ -101,12 +99,11 @@ def checked() -> list[tuple[str, str, float, float]]:
             where, found = f"{name}, {count:,} x {dim}", kinds[name]
             query, build = of[name].search(count, dim, 0.95), of[name].build(count, dim)
             assert query is not None
-            assert build is not None
             seconds = found["train_seconds"] + found["add_seconds"] * count / 1e6
-            bare = query.ms - constants.facts_ms
+            bare = query.ms - FACTS_MS
             rows += [
-                (where, "index, bytes", of[name].index(count, dim).value, count * found["disk_bytes"]),
-                (where, "index, CPU hours", build.value / 3600, seconds / 3600),
+                (where, "index, bytes", of[name].index(count, dim), count * found["disk_bytes"]),
+                (where, "index, CPU hours", build / 3600, seconds / 3600),
                 (where, "bare search, CPU ms", bare, found["search"]["0.95"]["ms"]),
             ]
     stores = json.loads((HERE / "stores.json").read_text())
@@ -114,7 +111,7 @@ def checked() -> list[tuple[str, str, float, float]]:
         for size, found in sizes.items() if isinstance(sizes, dict) else ():
             count, dim = map(int, size.split(" x "))
             if "index_bytes" in found:
-                planned = of[name].index(count, dim).value
+                planned = of[name].index(count, dim)
                 rows.append((f"{name}, {count:,} x {dim}", "index, bytes", planned, found["index_bytes"]))
     return rows
 
@@ -148,12 +145,12 @@ def spread(places: dict[str, float], gap: float) -> dict[str, float]:
 def draw(figure: Figure) -> None:
     """Draw the memory of each setup over the number of images."""
     axes = figure.add_subplot()
-    known: dict[str, Setup] = {setup.name: setup for setup in setups(measured())}
+    known = {setup.name: setup for setup in SETUPS}
     counts = [10 ** (5 + step / 10) for step in range(51)]
-    ends = {name: known[name].memory(int(counts[-1]), DIM).value for name in LINES}
+    ends = {name: known[name].memory(int(counts[-1]), DIM) for name in LINES}
     places = spread({name: math.log10(size) for name, size in ends.items()}, 0.33)
     for name, (colour, style) in LINES.items():
-        sizes = [known[name].memory(int(count), DIM).value for count in counts]
+        sizes = [known[name].memory(int(count), DIM) for count in counts]
         axes.loglog(counts, sizes, color=colour, linestyle=style, linewidth=2)
         axes.text(1.15e10, 10 ** places[name], name, color=colour, verticalalignment="center")
     for machines in (1, 10, 100):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import textwrap
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,18 +12,16 @@ from typing import Any
 import click
 
 from retrieval.cli import json_option, print_result
-from retrieval.commands.device_options import runtime_options
 from retrieval.commands.options import parse_size
 from retrieval.errors import InputError
 from retrieval.model.embedder import Embedder
-from retrieval.model.runtime import Runtime
-from retrieval.planning.constants import Number, measured
-from retrieval.planning.costs import HIGHEST
-from retrieval.planning.estimates import Estimate, Need
-from retrieval.planning.plan import Plan, least_memory, make_plan, next_step
-from retrieval.planning.sizes import bytes_text, parse_count
-from retrieval.planning.tables import plan_lines, source_lines, summary_lines
-from retrieval.planning.timing import measure_images
+from retrieval.planning.constants import DECODE_MS, EMBED_MS, USABLE_MEMORY
+from retrieval.planning.plan import HIGHEST, SETUPS, Estimate, Need, estimate, least_memory, reason, recommend
+from retrieval.planning.sizes import bytes_text, count_text, hours_text, parse_count, rate_text
+from retrieval.stores.address import FORMS
+from retrieval.text import align_columns
+
+_WIDTH = 100
 
 
 def _value(parse: Callable[[str], int]) -> Callable[[str], int]:
@@ -86,27 +86,10 @@ def _value(parse: Callable[[str], int]) -> Callable[[str], int]:
     help="Bytes that the disk of a machine reads in a second.",
 )
 @click.option(
-    "--gpu-images-per-second",
-    "gpu_rate",
-    type=click.FloatRange(0, min_open=True),
-    metavar="N",
-    help="Images per second that your GPU embeds, from `lookalike model info MODEL --device cuda`.  "
-    "[default: a published number for ResNet-50 on an A100]",
-)
-@click.option(
     "--model",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Model file: take the dimension from it.",
 )
-@click.option(
-    "--measure",
-    "folder",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    metavar="FOLDER",
-    help="Measure decoding and embedding here, with --model and images of FOLDER, for a few seconds.",
-)
-@click.option("--verbose", is_flag=True, help="Name the source of each number.")
-@runtime_options
 @json_option
 def plan(
     images: tuple[int, ...],
@@ -117,108 +100,169 @@ def plan(
     qps: float,
     latency: float,
     disk_speed: int,
-    gpu_rate: float | None,
     model: Path | None,
-    folder: Path | None,
-    verbose: bool,
-    runtime: Runtime,
     as_json: bool,
 ) -> None:
     """Plan a gallery of up to 10^11 images: memory, disk, time and machines of each index kind and store.
 
     The numbers come from the benchmarks of this project and from what the stores publish; for other sizes
-    from formulas. --verbose and --json name the source of each. Search times hold for clustered vectors, as
-    trained embeddings are; vectors without clusters take many times as long.
+    from formulas. docs/scaling.md names their sources and how far to trust them. Search times hold for
+    clustered vectors, as trained embeddings are; vectors without clusters take many times as long.
 
     \b
       lookalike plan --images 1e6
       lookalike plan --images 1e9 --dim 512 --recall 0.95 --memory 64GB --qps 200
       lookalike plan --images 1e6 --images 1e7 --images 1e8
-      lookalike plan --images 30M --model model.onnx --measure shop --json
+      lookalike plan --images 30M --model model.onnx --json
 
     docs/scaling.md goes through the sizes from 10^5 to 10^10.
     """
-    if folder is not None and model is None:
-        raise InputError("--measure: needs a model to run; add --model model.onnx")
-    decode = embed = None
     if model is not None:
-        embedder = Embedder.open(model, runtime)
-        if dim is not None and dim != embedder.dim:
-            raise InputError(f"--dim: {dim} is not {embedder.dim}, the dimension of {model}; leave it out")
-        dim = embedder.dim
-        if folder is not None:
-            decode, embed = measure_images(embedder, folder)
-    constants = measured()
-    plans = [
-        make_plan(
-            Need(
-                images=count,
-                dim=512 if dim is None else dim,
-                recall=recall,
-                memory=memory,
-                cores=cores,
-                qps=qps,
-                latency=latency,
-                disk_speed=disk_speed,
-                decode_ms=decode,
-                embed_ms=embed,
-                gpu_rate=gpu_rate,
-            ),
-            constants,
-        )
+        found = Embedder(model).dim
+        if dim is not None and dim != found:
+            raise InputError(f"--dim: {dim} is not {found}, the dimension of {model}; leave it out")
+        dim = found
+    needs = [
+        Need(count, 512 if dim is None else dim, recall, memory, cores, qps, latency, disk_speed)
         for count in images
     ]
-    if len(plans) > 1:
-        print_result([plan_facts(each, None) for each in plans], as_json, list(summary_lines(plans)))
-        return
-    (found,) = plans
-    if found.recommended is None:
-        raise InputError(_no_setup(found))
-    after = next_step(found, constants)
-    lines = [*plan_lines(found, after), *(source_lines(found) if verbose else ())]
-    print_result(plan_facts(found, after), as_json, lines)
+    plans = [[estimate(setup, need) for setup in SETUPS] for need in needs]
+    facts = [_facts(need, estimates) for need, estimates in zip(needs, plans, strict=True)]
+    if len(needs) > 1:
+        print_result(facts, as_json, list(_summary(needs, plans)))
+    elif recommend(plans[0]):
+        print_result(facts[0], as_json, list(_lines(needs[0], plans[0])))
+    else:
+        raise InputError(_no_setup(needs[0], plans[0]))
 
 
-def plan_facts(found: Plan, after: Plan | None) -> dict[str, Any]:
-    """Return a plan as JSON values; every number has its unit, basis and source."""
-    need = {name: value for name, value in asdict(found.need).items() if not name.endswith(("_ms", "_rate"))}
+def _facts(need: Need, estimates: Sequence[Estimate]) -> dict[str, Any]:
+    """Return a plan as JSON values: bytes, hours of one core, milliseconds."""
+    best = recommend(estimates)
+    setups = [
+        vars(each) | {"setup": each.setup.name, "engine": each.setup.engine, "disk": each.disk}
+        for each in estimates
+    ]
     return {
-        "need": need,
-        "indexing": asdict(found.indexing),
-        "setups": [_estimate_facts(each) for each in found.estimates],
-        "recommended": found.recommended and found.recommended.setup,
-        "reason": found.reason,
-        "drivers": list(found.drivers),
-        "next": after
-        and {
-            "images": after.need.images,
-            "recommended": after.recommended and after.recommended.setup,
-            "machines": after.recommended and after.recommended.machines and after.recommended.machines.value,
-            "reason": after.reason,
-        },
+        "need": asdict(need),
+        "embedding_hours": need.embedding_hours,
+        "setups": setups,
+        "recommended": best and best.setup.name,
+        "reason": reason(best, estimates) if best else "",
     }
 
 
-def _estimate_facts(each: Estimate) -> dict[str, Any]:
-    facts = asdict(each)
-    disk = each.disk_vectors, each.disk_index
-    basis = max(disk, key=lambda number: number.basis)
-    facts["disk"] = asdict(Number(each.disk, "bytes", basis.basis, basis.source))
-    return facts
-
-
-def _no_setup(found: Plan) -> str:
-    """Return what would serve a need that nothing serves."""
-    need, exact = found.need, next(each for each in found.estimates if each.setup == "flat")
-    if need.recall > HIGHEST:
-        why = f"{need.recall:g} needs exact search, and with flat {exact.problem}"
-        return f"--recall: {why}; ask for {HIGHEST:g} or less"
-    least = least_memory(need, measured())
-    advice = (
-        f"--memory {bytes_text(least).replace(' ', '')} works"
-        if least
-        else "ask for less --qps or more --latency"
+def _lines(need: Need, estimates: Sequence[Estimate]) -> Iterator[str]:
+    """Yield a plan as lines: what is asked for, indexing, the setups, the recommended one."""
+    yield from _wrapped(
+        f"{count_text(need.images)} images x {need.dim} dimensions, recall {need.recall:g}, "
+        f"{need.qps:g} searches a second, machines of {bytes_text(need.memory)} and {need.cores} cores"
     )
+    yield ""
+    ms = f"{DECODE_MS:.3g} + {EMBED_MS:.3g} ms an image"
+    machine = hours_text(need.embedding_hours / need.cores)
+    queries = need.qps * (DECODE_MS + EMBED_MS) / 1000
+    yield from align_columns(
+        [
+            ["decode + embed", hours_text(need.embedding_hours), f"of one core ({ms})"],
+            ["", machine, f"of one machine of {need.cores} cores"],
+            ["query images", f"{queries:.2g} cores", f"decode and embed {need.qps:g} images a second"],
+        ]
+    )
+    yield ""
+    head = ["setup", "memory", "disk", "build", "CPU ms", "latency", "machines", "for"]
+    rows = [head, *(_row(each) for each in estimates if not each.problem)]
+    yield from align_columns(rows, right=range(1, len(head) - 1))
+    yield from _problems(estimates)
+    best = recommend(estimates)
+    if best:
+        yield ""
+        yield from _wrapped(f"Recommended: {best.setup.name}: {reason(best, estimates)}.")
+        yield f"  {_command(need, best)}"
+        yield from _wrapped(best.setup.advice, "    ", "  ")
+    yield from _wrapped(
+        "build and CPU ms, of a search, are times of one core; latency is without the network. Bytes follow "
+        "from file formats and published formulas, times from measurements at other sizes."
+    )
+
+
+def _row(each: Estimate) -> list[str]:
+    return [
+        each.setup.name,
+        bytes_text(each.memory),
+        bytes_text(each.disk),
+        hours_text(each.build_hours),
+        rate_text(each.search_ms),
+        hours_text(each.latency_ms / 3.6e6),
+        f"{each.machines:,}",
+        each.bound,
+    ]
+
+
+def _problems(estimates: Sequence[Estimate]) -> Iterator[str]:
+    """Yield why the other setups do not fit, those of the same reason together."""
+    names: defaultdict[str, list[str]] = defaultdict(list)
+    for each in estimates:
+        if each.problem:
+            why, larger, size = each.problem.partition("needs one machine of ")
+            names[f"{larger}more memory" if larger else why].append(f"{each.setup.name} {size}".strip())
+    for why, which in names.items():
+        yield from _wrapped(f"not possible, {why}: {', '.join(which)}", "  ")
+
+
+def _summary(needs: Sequence[Need], plans: Sequence[Sequence[Estimate]]) -> Iterator[str]:
+    """Yield the recommended setups of several sizes, one line each."""
+    need = needs[0]
+    yield from _wrapped(
+        f"{need.dim} dimensions, recall {need.recall:g}, {need.qps:g} searches a second of at most "
+        f"{hours_text(need.latency / 3.6e6)}, machines of {bytes_text(need.memory)} and {need.cores} cores"
+    )
+    yield ""
+    rows = [["images", "setup", "machines", "for", "memory", "disk", "embedding", "index", "latency"]]
+    for need, estimates in zip(needs, plans, strict=True):
+        best = recommend(estimates)
+        if best is None:
+            rows.append([count_text(need.images), "none", *["-"] * 7])
+            continue
+        name, memory, disk, _, _, latency, machines, bound = _row(best)
+        hours = hours_text(need.embedding_hours / need.cores), hours_text(best.build_hours / need.cores)
+        rows.append([count_text(need.images), name, machines, bound, memory, disk, *hours, latency])
+    yield from align_columns(rows, right=(0, 2, 4, 5, 6, 7, 8))
+    yield ""
+    yield "embedding and index are hours of one of these machines; memory is that of one copy."
+
+
+def _command(need: Need, best: Estimate) -> str:
+    """Return the command that builds a gallery in a setup."""
+    command, engine = "lookalike index build GALLERY IMAGES --model MODEL", best.setup.engine
+    if engine == "embedded":
+        usable = bytes_text(USABLE_MEMORY * need.memory).replace(" ", "")
+        return f"{command} --recall {need.recall:g} --memory {usable}"
+    if engine == "on disk":
+        return f"{command} --recall {need.recall:g} --kind {best.setup.name}"
+    address = FORMS["postgresql" if engine == "postgres" else engine].partition(" or ")[0]
+    return " ".join(filter(None, [command, best.setup.options, f"--store {address}"]))
+
+
+def _no_setup(need: Need, estimates: Sequence[Estimate]) -> str:
+    """Return what would serve a need that nothing serves."""
+    if need.recall > HIGHEST:
+        why = f"{need.recall:g} needs exact search, and with flat {estimates[0].problem}"
+        return f"--recall: {why}; ask for {HIGHEST:g} or less"
+    least = least_memory(need)
+    works = f"--memory {bytes_text(least).replace(' ', '')} works" if least else ""
     return (
-        f"--memory: nothing serves {need.images:,} images in machines of {bytes_text(need.memory)}; {advice}"
+        f"--memory: nothing serves {need.images:,} images in machines of {bytes_text(need.memory)}; "
+        f"{works or 'ask for less --qps or more --latency'}"
+    )
+
+
+def _wrapped(text: str, indent: str = "", first: str = "") -> list[str]:
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=first,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     )

@@ -1,41 +1,15 @@
-"""Constants of the planner, each with its source: measured by a benchmark here, or published by others."""
+"""Constants of the planner: measured by benchmarks on one core of an AMD EPYC, or published by others.
+
+`tests/retrieval/planning/test_constants.py` compares those that were measured with benchmarks/*.json.
+"""
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import Any, Literal
-
-Basis = Literal["given", "measured", "computed", "cited", "extrapolated"]
-_STRENGTH: tuple[Basis, ...] = ("given", "measured", "computed", "cited", "extrapolated")
-_HERE = Path(__file__).parent
-MEASURED, CITED = _HERE / "measured.json", _HERE / "cited.toml"
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Number:
-    """A number with its unit and where it comes from.
-
-    Attributes:
-        value: Number, in `unit`.
-        unit: Unit in words, such as "bytes" or "ms of one core".
-        basis: "given" by the user; "measured" here; "computed" from a file format; "cited" from others;
-            "extrapolated" from one of these to another size.
-        source: File, address or formula.
-    """
-
-    value: float
-    unit: str
-    basis: Basis
-    source: str
-
-
-@dataclass(frozen=True)
-class Search:
+class Search(NamedTuple):
     """Least measured cost of a search that reaches a recall.
 
     Attributes:
@@ -49,133 +23,110 @@ class Search:
     ms: float
 
 
-@dataclass(frozen=True)
-class KindCosts:
-    """What an index kind of FAISS cost at one dimension, with `Measured.count` vectors.
+class KindCosts(NamedTuple):
+    """What an index kind of FAISS costs with `MEASURED` vectors.
 
     Attributes:
         train_seconds: CPU seconds for sample, cells and quantiser.
         add_seconds: CPU seconds to add a million vectors.
-        searches: Recall -> its search, or `None` if no parameters reached it.
+        searches: One for each of `RECALLS`; `None` if no parameters reached it.
     """
 
     train_seconds: float
     add_seconds: float
-    searches: Mapping[float, Search | None]
+    searches: tuple[Search | None, Search | None]
 
 
-@dataclass(frozen=True)
-class StoreCosts:
-    """What a store cost, with `count` vectors of dimension `dim`.
+class StoreCosts(NamedTuple):
+    """What a store costs with `STORE_MEASURED` vectors of dimension `STORE_DIM`.
 
     Attributes:
-        count: Number of vectors.
-        dim: Their dimension.
         build_seconds: CPU seconds per vector, to insert and to index.
-        searches: (efSearch, recall, milliseconds of one core), ascending.
-        index_bytes: Dimension -> bytes per vector of its index or graph.
-        disk_bytes: Dimension -> bytes per vector on disk, with the index.
+        searches: (recall, CPU milliseconds), ascending.
+        row_bytes: Dimension -> bytes per vector on disk beside the index.
     """
 
-    count: int
-    dim: int
     build_seconds: float
-    searches: tuple[tuple[int, float, float], ...]
-    index_bytes: Mapping[int, float]
-    disk_bytes: Mapping[int, float]
+    searches: tuple[tuple[float, float], ...]
+    row_bytes: Mapping[int, float]
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Results of the benchmarks here.
+# benchmarks/index_kinds.json: dimension -> index kind; with cells on disk as with the same in memory.
+MEASURED = 1_000_000
+RECALLS = (0.95, 0.99)
+KINDS: dict[int, dict[str, KindCosts]] = {
+    128: {
+        "flat": KindCosts(0.0, 0.0, (Search(0, 1, 17.65), Search(0, 1, 17.65))),
+        "sq8": KindCosts(0.157, 0.5252, (Search(1, 1, 13.6), Search(1, 2, 13.64))),
+        "pq": KindCosts(0.2113, 1.948, (Search(1, 20, 1.62), Search(1, 40, 2.076))),
+        "ivf-flat": KindCosts(6.379, 15.28, (Search(2, 1, 0.1089), Search(3, 1, 0.1213))),
+        "ivf-sq8": KindCosts(7.337, 13.95, (Search(2, 2, 0.1179), Search(3, 2, 0.1242))),
+        "ivf-sq4": KindCosts(7.475, 15.11, (Search(3, 2, 0.1255), Search(3, 5, 0.1505))),
+        "ivf-pq": KindCosts(6.564, 15.09, (Search(2, 20, 0.2412), Search(3, 40, 0.338))),
+        "hnsw": KindCosts(0.02561, 144.3, (Search(128, 2, 0.3994), None)),
+        "ivf-rabitq": KindCosts(7.353, 15.49, (Search(2, 10, 0.2045), Search(3, 10, 0.2166))),
+        "hnsw-rabitq": KindCosts(0.02688, 136.6, (Search(16, 20, 0.6248), Search(2048, 40, 6.275))),
+    },
+    512: {
+        "flat": KindCosts(0.0, 0.0, (Search(0, 1, 72.19), Search(0, 1, 72.19))),
+        "sq8": KindCosts(0.8881, 1.906, (Search(1, 1, 41.17), Search(1, 2, 41.83))),
+        "pq": KindCosts(0.9989, 8.199, (Search(1, 10, 3.188), Search(1, 10, 3.685))),
+        "ivf-flat": KindCosts(24.09, 53.05, (Search(3, 1, 0.3482), Search(4, 1, 0.2899))),
+        "ivf-sq8": KindCosts(27.22, 52.37, (Search(3, 2, 0.4479), Search(4, 2, 0.2648))),
+        "ivf-sq4": KindCosts(27.05, 46.89, (Search(3, 2, 0.3841), Search(4, 2, 0.3377))),
+        "ivf-pq": KindCosts(24.51, 56.75, (Search(3, 10, 0.4103), Search(6, 10, 0.537))),
+        "hnsw": KindCosts(0.4127, 256.2, (Search(256, 2, 0.5674), None)),
+        "ivf-rabitq": KindCosts(26.72, 52.67, (Search(3, 10, 0.3625), Search(4, 10, 0.37))),
+        "hnsw-rabitq": KindCosts(0.4462, 148.4, (Search(512, 10, 0.8873), None)),
+    },
+}
+# Power of the number of vectors by which searches of a graph grow, from index_kinds_small.json on.
+GRAPH_GROWTH = 0.4201
 
-    Attributes:
-        count: Number of vectors of `kinds`.
-        kinds: Dimension -> index kind -> its costs.
-        growth: Power of the number of vectors by which searches of a graph grow.
-        stored_bytes: Bytes of a stored vector beside its numbers.
-        fact_bytes: Bytes of an image's facts in the database.
-        facts_ms: CPU milliseconds of a search beside its index: facts about the hits, exact scores.
-        effort: Cells that a search visits in the largest gallery that was measured.
-        place_ms: Milliseconds to read a candidate from a place of the disk that is not in memory.
-        stores: "postgres vector" and others -> their costs.
-        decode_ms: CPU milliseconds to decode and scale an image.
-        embed_ms: CPU milliseconds of the model for an image.
-        sources: Name of each part -> file, machine and commit.
-    """
+# benchmarks/gallery_scale.json, 10^7 vectors.
+ITEM_BYTES = 123.4  # of an image beside the numbers of its vector: facts, vector number, checksum
+FACTS_MS = 0.5853  # CPU time of a search beside its index: facts about the hits, exact scores
+EFFORT = 24  # visited cells
+PLACE_MS = 0.0703  # to read a candidate from a place of the disk that is not in memory
 
-    count: int
-    kinds: Mapping[int, Mapping[str, KindCosts]]
-    growth: float
-    stored_bytes: float
-    fact_bytes: float
-    facts_ms: float
-    effort: int
-    place_ms: float
-    stores: Mapping[str, StoreCosts]
-    decode_ms: float
-    embed_ms: float
-    sources: Mapping[str, str]
+# benchmarks/indexing.json: CPU time of an image, with a ResNet-18.
+DECODE_MS = 3.781
+EMBED_MS = 36.57
 
+# benchmarks/stores.json.
+STORE_MEASURED = 100_000
+STORE_DIM = 128
+STORES = {
+    "postgres vector": StoreCosts(
+        0.000592,
+        ((0.9885, 0.65), (0.9955, 0.775), (0.99975, 1.15), (1.0, 2.1)),
+        {64: 339.1, 128: 608.3, 256: 1206.0, 512: 2880.0, 1024: 5633.0},
+    ),
+    "postgres halfvec": StoreCosts(
+        0.0006245,
+        ((0.985, 0.75), (0.99425, 0.95), (0.99975, 1.3), (1.0, 2.225)),
+        {64: 209.7, 128: 326.5, 256: 621.0, 512: 1206.0, 1024: 2880.0},
+    ),
+    "qdrant float32": StoreCosts(
+        0.0004719,
+        ((0.95125, 0.06552), (0.99525, 0.08673), (0.99925, 0.1327), (1.0, 0.2451)),
+        {64: 290.8, 128: 533.9, 256: 1059.0, 512: 2083.0, 1024: 4131.0},
+    ),
+    "qdrant int8": StoreCosts(
+        0.0001967,
+        ((0.994, 0.08068), (0.99925, 0.124), (1.0, 0.1788)),
+        {64: 361.3, 128: 666.0, 256: 1321.0, 512: 2601.0, 1024: 5161.0},
+    ),
+}
+QDRANT_LINK_BYTES = 55.1  # of the links of a vector
 
-@cache
-def measured() -> Measured:
-    """Return the constants that were measured here."""
-    return parse(json.loads(MEASURED.read_text()))
-
-
-def parse(data: Mapping[str, Any]) -> Measured:
-    """Return the constants of a file that `benchmarks.plan_constants` has written."""
-
-    def search(found: Mapping[str, Any] | None) -> Search | None:
-        return Search(found["effort"], found["oversample"], found["ms"]) if found else None
-
-    kinds = {
-        int(dim): {
-            name: KindCosts(
-                costs["train_seconds"],
-                costs["add_seconds"],
-                {float(recall): search(found) for recall, found in costs["search"].items()},
-            )
-            for name, costs in of.items()
-        }
-        for dim, of in data["kinds"]["dims"].items()
-    }
-    stores = {
-        name: StoreCosts(
-            of["count"],
-            of["dim"],
-            of["build_seconds"],
-            tuple((row["ef"], row["recall"], row["cpu_ms"]) for row in of["search"]),
-            {int(dim): value for dim, value in of["index_bytes"].items()},
-            {int(dim): value for dim, value in of["disk_bytes"].items()},
-        )
-        for name, of in data["stores"]["cases"].items()
-    }
-    gallery, images = data["gallery"], data["images"]
-    return Measured(
-        count=data["kinds"]["count"],
-        kinds=kinds,
-        growth=data["kinds"]["growth"],
-        stored_bytes=data["kinds"]["stored_bytes"],
-        fact_bytes=gallery["fact_bytes"],
-        facts_ms=gallery["facts_ms"],
-        effort=gallery["effort"],
-        place_ms=gallery["place_ms"],
-        stores=stores,
-        decode_ms=images["decode_ms"],
-        embed_ms=images["embed_ms"],
-        sources={part: data[part]["source"] for part in data},
-    )
-
-
-@cache
-def cited(name: str) -> Number:
-    """Return a published constant by its name in cited.toml."""
-    entry = tomllib.loads(CITED.read_text())[name]
-    return Number(entry["value"], entry["unit"], "cited", entry["source"])
-
-
-def weakest(*bases: Basis) -> Basis:
-    """Return the least certain basis of several numbers, which their sum or product has."""
-    return max(bases, key=_STRENGTH.index)
+# Published.
+USABLE_MEMORY = 0.9  # share of a machine's: https://milvus.io/docs/limitations.md
+QDRANT_MEMORY = 1.5  # bytes per byte of vectors: https://qdrant.tech/documentation/capacity-planning/
+# Most dimensions, bytes per number: https://github.com/pgvector/pgvector#hnsw
+PGVECTOR = {"vector": (2000, 4), "halfvec": (4000, 2)}
+# An element does not span two pages; bytes that a page has for elements, and of one beside its numbers with
+# 16 links a node: https://github.com/pgvector/pgvector/blob/master/src/hnsw.h
+POSTGRES_PAGE, POSTGRES_USABLE, PGVECTOR_ELEMENT = 8192, 8192 - 32, 288
+# Bytes of memory of a vector with HNSW: https://zilliz.com/sizing-tool and zilliz.com/ai-faq
+MILVUS_MEMORY = {128: 1181.0, 768: 4800.0}
