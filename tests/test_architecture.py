@@ -57,6 +57,7 @@ FLOORS = {
     "serve": (
         "addresses answers",
         "core",
+        "wire",
         "config",
         "http",
         "client api",

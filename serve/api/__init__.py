@@ -7,7 +7,6 @@ heatmap     route of heatmaps
 pictures    routes of query pictures: previews and shared ones
 jobs        routes of long work, and its kinds
 context     FastAPI dependencies: gallery and thread pools of a request
-schemas     JSON of requests and responses
 bodies      request bodies: JSON, forms and plain bytes
 errors      exception handlers
 openapi     OpenAPI description

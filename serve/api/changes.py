@@ -14,7 +14,6 @@ from serve.api.context import RequestWorkers, Service
 from serve.api.errors import BODY, LOAD, documented, validate
 from serve.api.openapi import accepts
 from serve.api.routes import ItemId, image_fields, problem_details
-from serve.api.schemas import AddAnswer, AddConflict, AddParameters, AddRequest, AddResult, Image
 from serve.core import changes
 from serve.core.errors import (
     ChangesNotAllowedError,
@@ -24,6 +23,7 @@ from serve.core.errors import (
     UnwritableError,
 )
 from serve.core.service import GallerySummary
+from serve.wire.schemas import AddAnswer, AddConflict, AddParameters, AddRequest, AddResult, Image
 
 _CHANGE_ERRORS = (ForbiddenError, ChangesNotAllowedError, UnwritableError, *LOAD)
 router = APIRouter()

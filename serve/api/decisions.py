@@ -11,7 +11,6 @@ from starlette.responses import Response
 from retrieval.errors import InputError
 from serve.api.bodies import JSON, read_body
 from serve.api.context import RequestWorkers, Service
-from serve.api.decision_schemas import Decision, DecisionParameters, DecisionsAnswer, KeepRequest
 from serve.api.errors import BODY, LOAD, documented, validate
 from serve.api.openapi import accepts
 from serve.core import changes, decisions
@@ -22,6 +21,7 @@ from serve.core.errors import (
     UnknownItemError,
     UnwritableError,
 )
+from serve.wire.decisions import Decision, DecisionParameters, DecisionsAnswer, KeepRequest
 
 _ERRORS = (ForbiddenError, ChangesNotAllowedError, UnwritableError, *LOAD)
 router = APIRouter()

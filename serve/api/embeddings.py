@@ -14,14 +14,6 @@ from starlette.responses import Response
 from retrieval.errors import ImageError, InputError
 from serve.api.bodies import JSON, read_body
 from serve.api.context import RequestWorkers, Service
-from serve.api.embedding_schemas import (
-    Content,
-    Embedding,
-    EmbeddingsAnswer,
-    EmbeddingsRequest,
-    ImageUrl,
-    Usage,
-)
 from serve.api.errors import BODY, CONTENT, LOAD, documented, validate
 from serve.api.openapi import accepts
 from serve.api.routes import encode, vector_values
@@ -31,6 +23,14 @@ from serve.core.errors import (
 )
 from serve.core.service import SearchService
 from serve.core.url_fetcher import MAX_BYTES
+from serve.wire.embeddings import (
+    Content,
+    Embedding,
+    EmbeddingsAnswer,
+    EmbeddingsRequest,
+    ImageUrl,
+    Usage,
+)
 
 _FINGERPRINT = re.compile("[0-9a-f]{64}")
 router = APIRouter()

@@ -12,7 +12,9 @@ from fastapi import APIRouter, Query
 from retrieval.errors import InputError
 from serve.api.context import Service
 from serve.api.errors import COMMON, documented
-from serve.api.evaluation_schemas import (
+from serve.core.errors import NoEvaluationError
+from serve.core.service import SearchService
+from serve.wire.evaluation import (
     AnsweredQuery,
     ClassesAnswer,
     ClassesParameters,
@@ -24,8 +26,6 @@ from serve.api.evaluation_schemas import (
     QueriesAnswer,
     QueriesParameters,
 )
-from serve.core.errors import NoEvaluationError
-from serve.core.service import SearchService
 
 if TYPE_CHECKING:
     from retrieval.evaluation.findings import Findings

@@ -15,11 +15,11 @@ from retrieval.images.preprocess import Box
 from serve.api.bodies import BYTES, FORM, JSON, read_body
 from serve.api.context import RequestWorkers, Service
 from serve.api.errors import BODY, LOAD, documented, validate
-from serve.api.heatmap_schemas import SCALE, Heatmap, HeatmapAnswer, HeatmapParameters, HeatmapRequest
 from serve.api.openapi import accepts
 from serve.api.routes import encode
 from serve.core.errors import NoEmbeddingMapError, NoModelError, UnknownItemError
 from serve.core.service import Comparison
+from serve.wire.heatmaps import SCALE, Heatmap, HeatmapAnswer, HeatmapParameters, HeatmapRequest
 
 _DIGITS = 6
 router = APIRouter()

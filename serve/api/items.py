@@ -15,7 +15,19 @@ from retrieval.storage.listing import Order, Place
 from serve.api.bodies import JSON, read_body
 from serve.api.context import RequestWorkers, Service
 from serve.api.errors import BODY, LOAD, documented, validate
-from serve.api.item_schemas import (
+from serve.api.openapi import accepts
+from serve.api.routes import ItemId, image_fields
+from serve.core import changes
+from serve.core.cursors import Listing
+from serve.core.errors import (
+    ChangesNotAllowedError,
+    CountMismatchError,
+    ForbiddenError,
+    UnknownItemError,
+    UnwritableError,
+)
+from serve.core.examples import examples
+from serve.wire.items import (
     MAX_FACETS,
     SHOWN_IDS,
     ColumnFacet,
@@ -32,19 +44,7 @@ from serve.api.item_schemas import (
     UpdateRequest,
     ValueCount,
 )
-from serve.api.openapi import accepts
-from serve.api.routes import ItemId, image_fields
-from serve.api.schemas import Image
-from serve.core import changes
-from serve.core.cursors import Listing
-from serve.core.errors import (
-    ChangesNotAllowedError,
-    CountMismatchError,
-    ForbiddenError,
-    UnknownItemError,
-    UnwritableError,
-)
-from serve.core.examples import examples
+from serve.wire.schemas import Image
 
 _CHANGE_ERRORS = (ForbiddenError, ChangesNotAllowedError, UnwritableError, *LOAD)
 router = APIRouter()

@@ -21,8 +21,14 @@ from serve.api.bodies import JSON, read_body
 from serve.api.context import GalleryJobs, Service
 from serve.api.errors import BODY, COMMON, documented, validate
 from serve.api.evaluation import answer_of
-from serve.api.evaluation_schemas import EvaluationAnswer
-from serve.api.job_schemas import (
+from serve.api.openapi import accepts
+from serve.api.routes import image_fields
+from serve.core import analyses
+from serve.core.errors import BusyError, InvalidRequestError, UnknownJobError
+from serve.core.jobs import Job, Jobs
+from serve.core.service import SearchService
+from serve.wire.evaluation import EvaluationAnswer
+from serve.wire.jobs import (
     DuplicateGroup,
     DuplicatesAnswer,
     DuplicatesRequest,
@@ -38,13 +44,7 @@ from serve.api.job_schemas import (
     SuspectsAnswer,
     SuspectsRequest,
 )
-from serve.api.openapi import accepts
-from serve.api.routes import image_fields
-from serve.api.schemas import Image, ProblemDetails
-from serve.core import analyses
-from serve.core.errors import BusyError, InvalidRequestError, UnknownJobError
-from serve.core.jobs import Job, Jobs
-from serve.core.service import SearchService
+from serve.wire.schemas import Image, ProblemDetails
 
 JobId = Annotated[str, Path(description="The id of a job.", max_length=100)]
 router = APIRouter()

@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from serve.api import decision_schemas, embedding_schemas, heatmap_schemas, item_schemas, job_schemas, schemas
+from serve.wire import decisions, embeddings, heatmaps, items, jobs, schemas
 
 _REF = "#/components/schemas/{model}"
 _TITLE = "Lookalike"
@@ -25,21 +25,21 @@ _REQUESTS = (
     schemas.ByIdRequest,
     schemas.BatchRequest,
     schemas.EmbedRequest,
-    embedding_schemas.EmbeddingsRequest,
-    heatmap_schemas.HeatmapRequest,
+    embeddings.EmbeddingsRequest,
+    heatmaps.HeatmapRequest,
     schemas.PreviewRequest,
     schemas.ShareRequest,
     schemas.AddRequest,
-    item_schemas.UpdateRequest,
-    item_schemas.RemoveRequest,
-    decision_schemas.KeepRequest,
-    job_schemas.JobRequest,
-    job_schemas.DuplicatesRequest,
-    job_schemas.SuspectsRequest,
-    job_schemas.MapRequest,
-    job_schemas.DuplicatesAnswer,
-    job_schemas.SuspectsAnswer,
-    job_schemas.MapAnswer,
+    items.UpdateRequest,
+    items.RemoveRequest,
+    decisions.KeepRequest,
+    jobs.JobRequest,
+    jobs.DuplicatesRequest,
+    jobs.SuspectsRequest,
+    jobs.MapRequest,
+    jobs.DuplicatesAnswer,
+    jobs.SuspectsAnswer,
+    jobs.MapAnswer,
 )
 _SECURITY = {
     "token": {"type": "http", "scheme": "bearer", "description": "If the server was started with tokens."},

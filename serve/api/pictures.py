@@ -15,7 +15,6 @@ from serve.api.bodies import BYTES, FORM, JSON, read_body
 from serve.api.context import Pictures, RequestWorkers, Service
 from serve.api.errors import BODY, LOAD, documented, validate
 from serve.api.openapi import accepts
-from serve.api.schemas import PreviewRequest, ShareRequest
 from serve.core.errors import (
     FetchError,
     RateLimitError,
@@ -25,6 +24,7 @@ from serve.core.errors import (
 )
 from serve.core.shared_pictures import SharedPictures
 from serve.core.thumbnails import QUERY_SIDE, query_picture
+from serve.wire.schemas import PreviewRequest, ShareRequest
 
 router = APIRouter()
 _NO_STORE = {"Cache-Control": "no-store"}

@@ -17,20 +17,10 @@ from retrieval.errors import ImageError, InputError, LookalikeError, StoreError,
 from retrieval.galleries.searchable import Hit, Item
 from retrieval.search.query import SearchOptions
 from serve.addresses import api_of
-from serve.api import schemas
 from serve.api.bodies import BYTES, FORM, JSON, Body, read_body
 from serve.api.context import AllServices, RequestWorkers, SearchedTogether, Service, ThumbnailWorkers
 from serve.api.errors import BODY, COMMON, CONTENT, LOAD, documented, validate
 from serve.api.openapi import accepts
-from serve.api.schemas import (
-    BatchParameters,
-    BatchRequest,
-    ByIdRequest,
-    EmbedRequest,
-    SearchFields,
-    SearchParameters,
-    SearchRequest,
-)
 from serve.core.errors import (
     InvalidRequestError,
     ModelMismatchError,
@@ -48,6 +38,16 @@ from serve.core.telemetry import MEDIA_TYPE, Telemetry
 from serve.core.thumbnails import MISSING, Thumbnail
 from serve.core.together import find_in
 from serve.http.problem import instance_of, problem_document
+from serve.wire import schemas
+from serve.wire.schemas import (
+    BatchParameters,
+    BatchRequest,
+    ByIdRequest,
+    EmbedRequest,
+    SearchFields,
+    SearchParameters,
+    SearchRequest,
+)
 
 _NO_STORE = {"Cache-Control": "no-store"}
 _AT_ROOT = {"servers": [{"url": "/"}]}  # in the OpenAPI description of /v1

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gradio as gr
 
-from serve.api.schemas import MAX_TEXT
 from serve.core.url_fetcher import MAX_URL_LENGTH
 from serve.page.assets import module, render
 from serve.page.tab import Tab
+from serve.wire.schemas import MAX_TEXT
 
 
 class SearchTab(Tab):

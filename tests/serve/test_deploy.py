@@ -22,7 +22,6 @@ from retrieval.commands.index import index
 from retrieval.images import load
 from retrieval.stores.address import parse_address
 from serve import app
-from serve.api import schemas
 from serve.api.jobs import KINDS
 from serve.commands import serve
 from serve.config import PASSWORD, settings
@@ -30,6 +29,7 @@ from serve.core import changes, queries, shared_pictures, url_fetcher
 from serve.core.workers import Limits
 from serve.http import auth, connections, protocol, rate_limit, stack
 from serve.http.body_limit import BodyLimitMiddleware
+from serve.wire import schemas
 from tests.serve.asgi_server import listening, measure
 from tests.serve.serving import ROOT
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic import model_validator as validator
 
-from serve.api.schemas import Fingerprint, ImageBytes, ItemName, RegionValues
 from serve.core.queries import Region, RegionQuery
+from serve.wire.schemas import Fingerprint, ImageBytes, ItemName, RegionValues
 
 SCALE = 32767  # of the similarities, which a browser reads as an Int16Array
 

@@ -7,8 +7,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from retrieval.curation.suspects import MAX_NEIGHBOURS, NEIGHBOURS
-from serve.api.schemas import Image, ProblemDetails
 from serve.core.analyses import LOWEST, MAPPED, MAX_MAPPED
+from serve.wire.schemas import Image, ProblemDetails
 
 _MAX_GROUPS = 10_000
 _MAX_SUSPECTS = 10_000
