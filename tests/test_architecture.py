@@ -55,7 +55,7 @@ FLOORS = {
         "commands",
     ),
     "serve": (
-        "addresses answers",
+        "addresses answers limits",
         "core",
         "wire",
         "config",

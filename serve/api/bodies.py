@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from retrieval.images.load import begins_like_an_image
 from serve.core.errors import InvalidRequestError, MalformedBodyError, UnsupportedMediaTypeError
-from serve.wire.schemas import MAX_BATCH
+from serve.limits import MAX_BATCH
 
 JSON, FORM, BYTES = "application/json", "multipart/form-data", "application/octet-stream"
 # Types that say nothing, the last because curl sends it with any file: the bytes decide.

@@ -23,7 +23,7 @@ from serve.core.errors import (
     UnwritableError,
 )
 from serve.core.service import GallerySummary
-from serve.wire.schemas import AddAnswer, AddConflict, AddParameters, AddRequest, AddResult, Image
+from serve.wire.images import AddAnswer, AddConflict, AddParameters, AddRequest, AddResult, Image
 
 _CHANGE_ERRORS = (ForbiddenError, ChangesNotAllowedError, UnwritableError, *LOAD)
 router = APIRouter()

@@ -19,7 +19,8 @@ from serve.api.openapi import accepts
 from serve.api.routes import encode
 from serve.core.errors import NoEmbeddingMapError, NoModelError, UnknownItemError
 from serve.core.service import Comparison
-from serve.wire.heatmaps import SCALE, Heatmap, HeatmapAnswer, HeatmapParameters, HeatmapRequest
+from serve.wire.heatmaps import SCALE, Heatmap, HeatmapAnswer
+from serve.wire.queries import HeatmapParameters, HeatmapRequest
 
 _DIGITS = 6
 router = APIRouter()

@@ -27,6 +27,7 @@ from serve.core.errors import (
     UnwritableError,
 )
 from serve.core.examples import examples
+from serve.wire.images import Image
 from serve.wire.items import (
     MAX_FACETS,
     SHOWN_IDS,
@@ -44,7 +45,6 @@ from serve.wire.items import (
     UpdateRequest,
     ValueCount,
 )
-from serve.wire.schemas import Image
 
 _CHANGE_ERRORS = (ForbiddenError, ChangesNotAllowedError, UnwritableError, *LOAD)
 router = APIRouter()

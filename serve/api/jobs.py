@@ -28,23 +28,26 @@ from serve.core.errors import BusyError, InvalidRequestError, UnknownJobError
 from serve.core.jobs import Job, Jobs
 from serve.core.service import SearchService
 from serve.wire.evaluation import EvaluationAnswer
+from serve.wire.images import Image
+from serve.wire.job_requests import (
+    DuplicatesRequest,
+    EvaluationRequest,
+    JobRequest,
+    MapRequest,
+    SuspectsRequest,
+)
 from serve.wire.jobs import (
     DuplicateGroup,
     DuplicatesAnswer,
-    DuplicatesRequest,
-    EvaluationRequest,
     JobAnswer,
     JobProgress,
-    JobRequest,
     JobsAnswer,
     MapAnswer,
-    MapRequest,
     Neighbour,
     SuspectedLabel,
     SuspectsAnswer,
-    SuspectsRequest,
 )
-from serve.wire.schemas import Image, ProblemDetails
+from serve.wire.problems import ProblemDetails
 
 JobId = Annotated[str, Path(description="The id of a job.", max_length=100)]
 router = APIRouter()

@@ -10,7 +10,8 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from serve.wire import decisions, embeddings, heatmaps, items, jobs, schemas
+from serve.wire import decisions, embeddings, images, items, job_requests, jobs, queries
+from serve.wire.problems import ProblemDetails
 
 _REF = "#/components/schemas/{model}"
 _TITLE = "Lookalike"
@@ -21,22 +22,22 @@ fingerprint of their model. Errors are problem details (RFC 9457) with a stable 
 """
 # Models of requests, which routes read themselves: they accept several media types.
 _REQUESTS = (
-    schemas.SearchRequest,
-    schemas.ByIdRequest,
-    schemas.BatchRequest,
-    schemas.EmbedRequest,
+    queries.SearchRequest,
+    queries.ByIdRequest,
+    queries.BatchRequest,
+    queries.EmbedRequest,
     embeddings.EmbeddingsRequest,
-    heatmaps.HeatmapRequest,
-    schemas.PreviewRequest,
-    schemas.ShareRequest,
-    schemas.AddRequest,
+    queries.HeatmapRequest,
+    queries.PreviewRequest,
+    queries.ShareRequest,
+    images.AddRequest,
     items.UpdateRequest,
     items.RemoveRequest,
     decisions.KeepRequest,
-    jobs.JobRequest,
-    jobs.DuplicatesRequest,
-    jobs.SuspectsRequest,
-    jobs.MapRequest,
+    job_requests.JobRequest,
+    job_requests.DuplicatesRequest,
+    job_requests.SuspectsRequest,
+    job_requests.MapRequest,
     jobs.DuplicatesAnswer,
     jobs.SuspectsAnswer,
     jobs.MapAnswer,
@@ -88,7 +89,7 @@ def complete_description(app: FastAPI, operations: APIRouter) -> None:
         if app.openapi_schema is None:
             description = generate()
             at_root = get_openapi(title=_TITLE, version=app.version, routes=operations.routes)
-            models: list[Any] = [(model, "validation") for model in (*_REQUESTS, schemas.ProblemDetails)]
+            models: list[Any] = [(model, "validation") for model in (*_REQUESTS, ProblemDetails)]
             _, definitions = models_json_schema(models, ref_template=_REF)
             components = description.setdefault("components", {})
             components.setdefault("schemas", {}).update(

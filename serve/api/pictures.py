@@ -24,7 +24,7 @@ from serve.core.errors import (
 )
 from serve.core.shared_pictures import SharedPictures
 from serve.core.thumbnails import QUERY_SIDE, query_picture
-from serve.wire.schemas import PreviewRequest, ShareRequest
+from serve.wire.queries import PreviewRequest, ShareRequest
 
 router = APIRouter()
 _NO_STORE = {"Cache-Control": "no-store"}

@@ -38,8 +38,12 @@ from serve.core.telemetry import MEDIA_TYPE, Telemetry
 from serve.core.thumbnails import MISSING, Thumbnail
 from serve.core.together import find_in
 from serve.http.problem import instance_of, problem_document
-from serve.wire import schemas
-from serve.wire.schemas import (
+from serve.wire import hits as answers
+from serve.wire import images
+from serve.wire.fields import Key
+from serve.wire.galleries import GalleriesAnswer, GalleryAnswer, HealthAnswer, ReadyAnswer, ServedGallery
+from serve.wire.problems import ProblemDetails
+from serve.wire.queries import (
     BatchParameters,
     BatchRequest,
     ByIdRequest,
@@ -73,7 +77,7 @@ operations_router = APIRouter(generate_unique_id_function=lambda route: route.na
     summary="Find the images most similar to a query.",
     responses={
         200: {
-            "model": schemas.SearchAnswer | schemas.GalleriesSearchAnswer,
+            "model": answers.SearchAnswer | answers.GalleriesSearchAnswer,
             "description": "The hits, best first.",
         },
         **documented(*BODY, UnknownItemError, *CONTENT, *LOAD),
@@ -116,7 +120,7 @@ async def search(
     summary="Find the images most similar to one of the gallery.",
     responses={
         200: {
-            "model": schemas.SearchAnswer,
+            "model": answers.SearchAnswer,
             "description": "The hits, best first, without the image itself.",
         },
         **documented(*BODY, UnknownItemError, NoModelError, NoTextEncoderError, ImageError, *LOAD),
@@ -143,7 +147,7 @@ async def search_by_id(
     "/search:batch",
     summary="Search with several queries at once.",
     responses={
-        200: {"model": schemas.BatchAnswer, "description": "A result or a problem for each query."},
+        200: {"model": answers.BatchAnswer, "description": "A result or a problem for each query."},
         **documented(
             *BODY, UnknownItemError, ModelMismatchError, NoModelError, NoTextEncoderError, ImageError, *LOAD
         ),
@@ -173,7 +177,7 @@ async def search_batch(
         if batch.together and isinstance(answer.found[0], InputError):
             raise answer.found[0]
         results = [_batch_result(hits, chosen, request, answer.summary) for hits in answer.found]
-        found = schemas.BatchAnswer(results=results, fingerprint=answer.summary.fingerprint)
+        found = answers.BatchAnswer(results=results, fingerprint=answer.summary.fingerprint)
         return encode(found, service.telemetry, exclude_unset=True)
 
     return await workers.run(work, request.receive)
@@ -183,7 +187,7 @@ async def search_batch(
     "/embed",
     summary="Embed images or texts.",
     responses={
-        200: {"model": schemas.EmbedAnswer, "description": "Vectors of the gallery's model."},
+        200: {"model": answers.EmbedAnswer, "description": "Vectors of the gallery's model."},
         **documented(*BODY, NoModelError, NoTextEncoderError, ImageError, *LOAD),
     },
     openapi_extra=accepts(EmbedRequest, image="images", files="images"),
@@ -195,7 +199,7 @@ async def embed(request: Request, service: Service, workers: RequestWorkers) -> 
     def work() -> Response:
         query = validate(EmbedRequest, body.values("images"))
         found, fingerprint = service.embed(query.contents())
-        answer = schemas.EmbedAnswer(
+        answer = answers.EmbedAnswer(
             vectors=[vector_values(vector) for vector in found], fingerprint=fingerprint
         )
         return encode(answer, service.telemetry)
@@ -206,25 +210,25 @@ async def embed(request: Request, service: Service, workers: RequestWorkers) -> 
 @router.get(
     "/gallery",
     summary="The description of the gallery.",
-    response_model=schemas.GalleryAnswer,
+    response_model=GalleryAnswer,
     responses=documented(*COMMON),
 )
-async def gallery(service: Service) -> schemas.GalleryAnswer:
+async def gallery(service: Service) -> GalleryAnswer:
     """Size, columns, model and index of the gallery."""
     found = await asyncio.to_thread(service.describe)
-    return schemas.GalleryAnswer(**(vars(found) | vars(found.summary)))
+    return GalleryAnswer(**(vars(found) | vars(found.summary)))
 
 
 @router.get(
     "/images/by-key",
     summary="An image of the gallery by its key.",
-    response_model=schemas.Image,
+    response_model=images.Image,
     responses=documented(UnknownItemError, InputError, *COMMON),
 )
 async def image_by_key(
-    key: Annotated[schemas.Key, Query(description="The key of an image.", examples=["red/1.png"])],
+    key: Annotated[Key, Query(description="The key of an image.", examples=["red/1.png"])],
     service: Service,
-) -> schemas.Image:
+) -> images.Image:
     """The same image as by its id."""
     return await asyncio.to_thread(_image, service, key)
 
@@ -232,10 +236,10 @@ async def image_by_key(
 @router.get(
     "/images/{number:int}",
     summary="An image of the gallery by its id.",
-    response_model=schemas.Image,
+    response_model=images.Image,
     responses=documented(UnknownItemError, InputError, *COMMON),
 )
-async def image(number: ItemId, service: Service) -> schemas.Image:
+async def image(number: ItemId, service: Service) -> images.Image:
     """Key, label and metadata of the image."""
     return await asyncio.to_thread(_image, service, number)
 
@@ -273,14 +277,14 @@ async def picture(request: Request, number: ItemId, service: Service, workers: R
 @galleries_router.get(
     "/galleries",
     summary="The galleries of this server.",
-    response_model=schemas.GalleriesAnswer,
+    response_model=GalleriesAnswer,
     responses=documented(*COMMON),
 )
-async def galleries(services: AllServices) -> schemas.GalleriesAnswer:
+async def galleries(services: AllServices) -> GalleriesAnswer:
     """The routes under /v1 are those of the first gallery; each gallery has the same under its address."""
-    return schemas.GalleriesAnswer(
+    return GalleriesAnswer(
         galleries=[
-            schemas.ServedGallery(
+            ServedGallery(
                 name=summary.name,
                 images=summary.images,
                 fingerprint=summary.fingerprint,
@@ -294,7 +298,7 @@ async def galleries(services: AllServices) -> schemas.GalleriesAnswer:
 @operations_router.get(
     "/healthz",
     summary="Whether the process answers.",
-    response_model=schemas.HealthAnswer,
+    response_model=HealthAnswer,
     responses=documented(LookalikeError),
     response_description="The process answers.",
     openapi_extra={**_AT_ROOT, "security": []},
@@ -307,7 +311,7 @@ async def healthz() -> Response:
 @operations_router.get(
     "/readyz",
     summary="Whether galleries and models are available.",
-    response_model=schemas.ReadyAnswer,
+    response_model=ReadyAnswer,
     responses=documented(*_OPERATOR_ERRORS, UnavailableError),
     response_description="Galleries and models are available.",
     openapi_extra=_AT_ROOT,
@@ -354,9 +358,9 @@ def image_fields(item: Item, summary: GallerySummary) -> dict[str, Any]:
     }
 
 
-def problem_details(error: InputError, request: Request) -> schemas.ProblemDetails:
+def problem_details(error: InputError, request: Request) -> ProblemDetails:
     """Return the problem of one of several images or queries in a request."""
-    return schemas.ProblemDetails(**problem_document(error, instance_of(request.scope)))
+    return ProblemDetails(**problem_document(error, instance_of(request.scope)))
 
 
 def _search(
@@ -367,7 +371,7 @@ def _search(
     if isinstance(hits, InputError):
         raise hits
     summary = answer.summary
-    found = schemas.SearchAnswer(
+    found = answers.SearchAnswer(
         hits=_hits(hits, summary),
         nothing_like_it=options.options().is_nothing_like_it(hits),
         fingerprint=summary.fingerprint,
@@ -377,9 +381,9 @@ def _search(
 
 def _search_together(services: Sequence[SearchService], query: SearchRequest) -> Response:
     found = find_in(services, query.query(), query.options(), fingerprint=query.fingerprint)
-    answer = schemas.GalleriesSearchAnswer(
+    answer = answers.GalleriesSearchAnswer(
         hits=[
-            schemas.GalleryHit(
+            answers.GalleryHit(
                 **image_fields(hit, summary),
                 score=hit.score,
                 probability=hit.probability,
@@ -440,23 +444,23 @@ def _picture(found: Thumbnail, request: Request) -> Response:
     return Response(found.data, media_type=found.media_type, headers=headers)
 
 
-def _image(service: SearchService, name: int | str) -> schemas.Image:
-    return schemas.Image(**image_fields(service.item(name), service.summary()))
+def _image(service: SearchService, name: int | str) -> images.Image:
+    return images.Image(**image_fields(service.item(name), service.summary()))
 
 
-def _hits(found: list[Hit], summary: GallerySummary) -> list[schemas.Hit]:
+def _hits(found: list[Hit], summary: GallerySummary) -> list[answers.Hit]:
     return [
-        schemas.Hit(**image_fields(hit, summary), score=hit.score, probability=hit.probability)
+        answers.Hit(**image_fields(hit, summary), score=hit.score, probability=hit.probability)
         for hit in found
     ]
 
 
 def _batch_result(
     hits: list[Hit] | InputError, options: SearchOptions, request: Request, summary: GallerySummary
-) -> schemas.BatchResult:
+) -> answers.BatchResult:
     if isinstance(hits, InputError):
-        return schemas.BatchResult(problem=problem_details(hits, request))
-    return schemas.BatchResult(hits=_hits(hits, summary), nothing_like_it=options.is_nothing_like_it(hits))
+        return answers.BatchResult(problem=problem_details(hits, request))
+    return answers.BatchResult(hits=_hits(hits, summary), nothing_like_it=options.is_nothing_like_it(hits))
 
 
 def vector_values(vector: np.ndarray | InputError) -> list[float]:

@@ -16,7 +16,6 @@ from retrieval.errors import InputError
 from retrieval.search.where import is_text
 from retrieval.storage.listing import Place
 
-MAX_CURSOR = 2000  # characters
 _DIGITS = 8  # of the gallery's UUID, and of the SHA-256 of condition and order
 
 

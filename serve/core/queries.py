@@ -27,7 +27,6 @@ from serve.core.originals import Original, find_original
 from serve.core.telemetry import Telemetry
 from serve.core.workers import raise_if_abandoned
 
-MAX_TOGETHER = 16  # images in a query
 MIN_SIDE = 4  # pixels of a region
 _LARGE = 8_000_000  # pixels to decode; a JPEG is decoded at a reduced size
 _LARGE_SECONDS = 0.5  # to wait for other large images, in which the request occupies a thread

@@ -45,10 +45,10 @@ from serve.core.queries import (
 from serve.core.telemetry import Telemetry
 from serve.core.thumbnails import MAX_SIDE, MISSING, PICTURE_SIDE, Thumbnail, encode
 from serve.core.url_fetcher import fetch_image
+from serve.limits import MAX_CONDITION
 
 T = TypeVar("T")
 MAX_REQUEST_PIXELS = 200_000_000
-MAX_CONDITION = 4096  # characters of a condition in a request
 _CACHED_THUMBNAILS = 512
 _SHORTER_SIDE = MAX_SIDE * 3 // 4  # of a photo's thumbnail
 _VERSION_DIGITS = 8  # of the gallery's UUID in thumbnail URLs, so that a replaced gallery has others

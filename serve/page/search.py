@@ -5,9 +5,9 @@ from __future__ import annotations
 import gradio as gr
 
 from serve.core.url_fetcher import MAX_URL_LENGTH
+from serve.limits import MAX_TEXT
 from serve.page.assets import module, render
 from serve.page.tab import Tab
-from serve.wire.schemas import MAX_TEXT
 
 
 class SearchTab(Tab):

@@ -17,7 +17,7 @@ from retrieval.images.load import begins_like_an_image
 from serve.core.errors import InvalidRequestError
 from serve.core.queries import TextQuery
 from serve.core.url_fetcher import MAX_BYTES
-from serve.wire.schemas import MAX_BATCH, MAX_TEXT
+from serve.limits import MAX_BATCH, MAX_TEXT
 
 MAX_URLS = 8  # fetched one after the other, within the deadline of the request
 _HEAD = 64  # characters of Base64 that are decoded to recognize an image

@@ -1,45 +1,12 @@
-"""Request and response of `/v1/heatmap`."""
+"""Response of `/v1/heatmap`."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic import model_validator as validator
+from pydantic import BaseModel, Field
 
-from serve.core.queries import Region, RegionQuery
-from serve.wire.schemas import Fingerprint, ImageBytes, ItemName, RegionValues
+from serve.wire.fields import Fingerprint
 
 SCALE = 32767  # of the similarities, which a browser reads as an Int16Array
-
-
-class HeatmapParameters(BaseModel):
-    """Query string of heatmaps."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    item: ItemName | None = Field(None, description="The id of the image to compare with, or its key.")
-    region: RegionValues | None = None
-
-
-class HeatmapRequest(HeatmapParameters):
-    """A query, and the image of the gallery to compare it with."""
-
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"id": 17, "item": 4}]})
-
-    item: ItemName = Field(description="The id of the image to compare with, or its key.")
-    image: ImageBytes | None = None
-    id: ItemName | None = None
-
-    @validator(mode="after")
-    def _check_kind(self) -> HeatmapRequest:
-        if (self.image is None) == (self.id is None):
-            raise ValueError("give exactly one of image and id")
-        return self
-
-    def query(self) -> bytes | int | str | RegionQuery:
-        """Return the query of `SearchService.compare`."""
-        image = self.id if self.image is None else self.image
-        assert image is not None
-        return image if self.region is None else RegionQuery(image, Region.of(self.region))
 
 
 class Heatmap(BaseModel):

@@ -7,9 +7,9 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic import model_validator as validator
 
-from serve.core.cursors import MAX_CURSOR
-from serve.core.service import MAX_CONDITION
-from serve.wire.schemas import Image, Label
+from serve.limits import MAX_CONDITION, MAX_CURSOR
+from serve.wire.fields import Label
+from serve.wire.images import Image
 
 MAX_LISTED = 1000
 MAX_EXAMPLES = 60

@@ -1,83 +1,15 @@
-"""Requests and results of jobs."""
+"""Jobs and their results."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
-from retrieval.curation.suspects import MAX_NEIGHBOURS, NEIGHBOURS
-from serve.core.analyses import LOWEST, MAPPED, MAX_MAPPED
-from serve.wire.schemas import Image, ProblemDetails
+from serve.wire.images import Image
+from serve.wire.problems import ProblemDetails
 
-_MAX_GROUPS = 10_000
-_MAX_SUSPECTS = 10_000
 State = Literal["running", "done", "failed"]
-
-
-class JobRequest(BaseModel):
-    """A job to start; the further fields are those of its kind."""
-
-    model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [{"kind": "evaluation"}]})
-
-    kind: str = Field(
-        description="evaluation, duplicates (fields of DuplicatesRequest), suspects (SuspectsRequest) or "
-        "map (MapRequest).",
-        examples=["duplicates"],
-    )
-
-
-class EvaluationRequest(BaseModel):
-    """Evaluate the gallery on its own labels."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    kind: Literal["evaluation"]
-
-
-class DuplicatesRequest(BaseModel):
-    """Find near-duplicates."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    kind: Literal["duplicates"]
-    min_score: float = Field(
-        0.95, ge=LOWEST, le=1, allow_inf_nan=False, description="Lowest similarity of two near-duplicates."
-    )
-    limit: int = Field(1000, ge=1, le=_MAX_GROUPS, description="Largest number of groups in the result.")
-    keep: Literal["largest", "oldest", "sharpest", "first"] | None = Field(
-        None,
-        description="Also choose which image of each group stays: the largest in pixels, the one with the "
-        "oldest file, the sharpest, or the first in the gallery.",
-    )
-
-
-class SuspectsRequest(BaseModel):
-    """Find images whose label is probably wrong."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    kind: Literal["suspects"]
-    k: int = Field(
-        NEIGHBOURS, ge=1, le=MAX_NEIGHBOURS, description="Neighbours that vote on the label of an image."
-    )
-    limit: int | None = Field(
-        None,
-        ge=1,
-        le=_MAX_SUSPECTS,
-        description="Largest number of images in the result; by default those that are likely wrong.",
-    )
-
-
-class MapRequest(BaseModel):
-    """Place the images on a plane with t-SNE."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    kind: Literal["map"]
-    limit: int = Field(
-        MAPPED, ge=4, le=MAX_MAPPED, description="Number of images beyond which a random sample is placed."
-    )
 
 
 class DuplicateGroup(BaseModel):

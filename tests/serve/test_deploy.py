@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from retrieval.commands.index import index
 from retrieval.images import load
 from retrieval.stores.address import parse_address
-from serve import app
+from serve import app, limits
 from serve.api.jobs import KINDS
 from serve.commands import serve
 from serve.config import PASSWORD, settings
@@ -29,7 +29,6 @@ from serve.core import changes, queries, shared_pictures, url_fetcher
 from serve.core.workers import Limits
 from serve.http import auth, connections, protocol, rate_limit, stack
 from serve.http.body_limit import BodyLimitMiddleware
-from serve.wire import schemas
 from tests.serve.asgi_server import listening, measure
 from tests.serve.serving import ROOT
 
@@ -159,7 +158,7 @@ LIMITS = {  # numbers of a row of the table "Limits", as the code has them
     "shared pictures": (shared_pictures.KEPT, shared_pictures.MAX_BYTES / 2**20),
     "failed sign-ins": (auth._ATTEMPTS, 1 / auth._ATTEMPTS_PER_SECOND),
     "one image": (load.MAX_PIXELS / 1e6,),
-    "images in one API request": (changes.MAX_IMAGES, schemas.MAX_K),
+    "images in one API request": (changes.MAX_IMAGES, limits.MAX_K),
     "queued requests": (Limits().queued,),
     "queued thumbnails": (app._QUEUED_THUMBNAILS, app._THUMBNAIL_SECONDS),
     "time to send the request headers": (protocol.HEADER_SECONDS,),

@@ -1,9 +1,7 @@
-"""Requests and responses of the API."""
+"""Requests with images, texts and vectors: searches, embeddings, pictures to show."""
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -15,15 +13,12 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
-    WithJsonSchema,
 )
 from pydantic import model_validator as validator
-from pydantic_core import from_json
 
 from retrieval.errors import InputError
 from retrieval.search.query import MOST_CANDIDATES, RERANKS, SearchOptions
 from serve.core.queries import (
-    MAX_TOGETHER,
     MIN_SIDE,
     AnyQuery,
     ComposedQuery,
@@ -32,48 +27,23 @@ from serve.core.queries import (
     SingleQuery,
     TextQuery,
 )
-from serve.core.service import MAX_CONDITION
 from serve.core.url_fetcher import MAX_BYTES, MAX_URL_LENGTH, TIMEOUT_SECONDS
+from serve.limits import MAX_BATCH, MAX_CONDITION, MAX_GALLERIES, MAX_K, MAX_TEXTS, MAX_TOGETHER
+from serve.wire.fields import Fingerprint, ImageBytes, ItemName, Text, Texts, parse_json
 
-MAX_K = 1000
-MAX_BATCH = 64
 _MAX_DIM = 65536
-_MAX_KEY = 4096
-MAX_TEXTS = 16
-MAX_GALLERIES = 16
-MAX_TEXT = 1000
-
-
-def _decode_base64(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return base64.b64decode(value, validate=True)
-    except (binascii.Error, ValueError):
-        raise ValueError("not Base64") from None
-
-
-ImageBytes = Annotated[
-    bytes,
-    BeforeValidator(_decode_base64),
-    WithJsonSchema(
-        {"type": "string", "contentEncoding": "base64", "description": "An image file, in Base64."}
-    ),
-]
-Number = Annotated[int, Field(strict=True, ge=1, lt=2**63)]
-Key = Annotated[str, StringConstraints(min_length=1, max_length=_MAX_KEY)]
-ItemName = Annotated[Number | Key, Field(description="The id of an image of the gallery, or its key.")]
-Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT, pattern=r"\S")]
-Texts = Annotated[list[Text], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
-Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-
 
 _VECTOR = "Vector of the gallery's model, of any norm but zero."
+
 _URL = (
     "http or https URL of an image for the server to fetch: public, with the default port, "
     f"within {TIMEOUT_SECONDS:g} s and of at most {MAX_BYTES // 2**20} MB. Refused if the server was "
     "started without --allow-urls."
 )
+
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+Component = Annotated[float, Field(allow_inf_nan=False)]
 
 
 def _split_region(value: Any) -> Any:
@@ -110,12 +80,6 @@ RegionValues = Annotated[
     BeforeValidator(_split_region),
     AfterValidator(_check_region),
 ]
-Component = Annotated[float, Field(allow_inf_nan=False)]
-Fingerprint = Annotated[
-    str,
-    Field(max_length=1000, description="Model of the vectors: the SHA-256 of its file, or a name."),
-]
-
 
 _HasUrl = TypeVar("_HasUrl", "View", "SearchRequest")
 
@@ -195,7 +159,7 @@ class View(BaseModel):
     @classmethod
     def _of_form(cls, value: Any) -> Any:
         """Accept what a form has: the bytes of a file, or JSON."""
-        return {"image": value} if isinstance(value, bytes) else _parse_json(value)
+        return {"image": value} if isinstance(value, bytes) else parse_json(value)
 
     @validator(mode="after")
     def _check_kind(self) -> View:
@@ -486,241 +450,32 @@ class EmbedRequest(BaseModel):
         return [*map(TextQuery, self.texts or ())] if self.images is None else self.images
 
 
-class Image(BaseModel):
-    """An image of the gallery."""
-
-    id: int = Field(description="Number of the image, which is never reused.", examples=[17])
-    key: str = Field(
-        description="Name of the image, or its path in the indexed folder.", examples=["red/1.png"]
-    )
-    label: str | None = Field(examples=["red"])
-    metadata: dict[str, Any] = Field(examples=[{"price": 12.5}])
-    width: int | None = Field(description="Width in pixels; null if unknown.", examples=[640])
-    height: int | None = Field(description="Height in pixels; null if unknown.", examples=[480])
-    thumbnail: str = Field(
-        description="URL path of the thumbnail.", examples=["/v1/images/17/thumbnail?v=1b4e28ba"]
-    )
-
-
-class Hit(Image):
-    """A found image with its score."""
-
-    score: float = Field(description="Similarity; 1 for the same image.", examples=[0.93])
-    probability: float | None = Field(
-        description="Probability that it shows the same thing as the query, 1 if it is the same picture; "
-        "null in a gallery that is not calibrated, and with re-ranking.",
-        examples=[0.87],
-    )
-
-
-class SearchAnswer(BaseModel):
-    """Hits of a search, best first unless ordered by a column."""
-
-    hits: list[Hit]
-    nothing_like_it: bool = Field(description="Whether no hit reaches `min_probability`.")
-    fingerprint: Fingerprint
-
-
-class GalleryHit(Hit):
-    """A found image of one of several galleries."""
-
-    gallery: str = Field(description="Name of its gallery.", examples=["birds"])
-
-
-class GalleriesSearchAnswer(SearchAnswer):
-    """Hits of a search in several galleries, best first."""
-
-    hits: list[GalleryHit]  # type: ignore[assignment]
-
-
-class BatchResult(BaseModel):
-    """Hits of one query, or its problem."""
-
-    hits: list[Hit] | None = None
-    nothing_like_it: bool | None = Field(
-        default=None, description="Whether no hit reaches `min_probability`."
-    )
-    problem: ProblemDetails | None = None
-
-
-class BatchAnswer(BaseModel):
-    """A result for each query, in their order."""
-
-    results: list[BatchResult]
-    fingerprint: Fingerprint
-
-
-class EmbedAnswer(BaseModel):
-    """A vector of unit length for each image or text, in their order."""
-
-    vectors: list[list[float]]
-    fingerprint: Fingerprint
-
-
-class GalleryAnswer(BaseModel):
-    """Full description of a gallery."""
-
-    name: str
-    uuid: str
-    images: int
-    dim: int = Field(description="Length of a vector.")
-    fingerprint: Fingerprint
-    embeds: bool = Field(
-        description="Whether there is a model, so that the gallery can be searched by image."
-    )
-    columns: list[str] = Field(description="Metadata columns for conditions.")
-    index: str = Field(description="Index kind; flat compares all vectors.", examples=["flat", "hnsw"])
-    unindexed: int = Field(description="Vectors that the index does not cover; they are compared one by one.")
-    calibrated: bool = Field(description="Whether hits have probabilities.")
-    license: str | None = Field(
-        description="Licence of the weights that the model was trained from, if it is known.",
-        examples=["apache-2.0"],
-    )
-    texts: bool = Field(description="Whether the gallery can be searched by text.")
-    changes: bool = Field(description="Whether images can be added, described and removed.")
-    urls: bool = Field(description="Whether the server fetches query images by URL.")
-    sharing: int = Field(
-        description="Hours for which the server keeps pictures that visitors share; 0 if they cannot."
-    )
-
-
-class ServedGallery(BaseModel):
-    """One of the galleries of a server."""
-
-    name: str = Field(examples=["birds"])
-    images: int
-    fingerprint: Fingerprint
-    address: str = Field(description="URL path of the gallery's API.", examples=["/v1/galleries/birds"])
-
-
-class GalleriesAnswer(BaseModel):
-    """The galleries of a server; the first is the default."""
-
-    galleries: list[ServedGallery]
-
-
-class Fault(BaseModel):
-    """A fault in a request."""
-
-    pointer: str = Field(description="Location, as a JSON pointer.", examples=["#/k"])
-    detail: str = Field(examples=["Input should be greater than or equal to 1"])
-
-
-class OpenAIError(BaseModel):
-    """An error as OpenAI's clients read it."""
-
-    message: str
-    type: str = Field(examples=["invalid_request_error"])
-    param: str | None = Field(description="Location of the first fault, as a JSON pointer.")
-    code: str
-
-
-class ProblemDetails(BaseModel):
-    """Problem details (RFC 9457)."""
-
-    type: str = Field(description="URI of the kind of problem.", examples=["urn:lookalike:problem:busy"])
-    title: str
-    status: int
-    detail: str = Field(description="What went wrong, and what to do.")
-    instance: str = Field(description="URI of this occurrence.")
-    code: str = Field(description="Stable code of the kind of problem.", examples=["busy"])
-    reason: str | None = Field(None, description="For an image: missing, not-an-image, damaged or too-large.")
-    errors: list[Fault] | None = Field(None, description="For a request: its faults, at most 20.")
-    error: OpenAIError | None = Field(None, description="On `/v1/embeddings`: the same for OpenAI's clients.")
-
-
-Label = Annotated[str, StringConstraints(max_length=1000)]
-
-
-def _parse_json(value: Any) -> Any:
-    """Parse the value of a form, which is text."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return from_json(value, allow_inf_nan=False)
-    except ValueError:
-        raise ValueError("not JSON") from None
-
-
-class AddParameters(BaseModel):
-    """Query string for adding images."""
+class HeatmapParameters(BaseModel):
+    """Query string of heatmaps."""
 
     model_config = ConfigDict(extra="forbid")
 
-    label: Label | None = Field(None, description="Label of all images.", examples=["red"])
+    item: ItemName | None = Field(None, description="The id of the image to compare with, or its key.")
+    region: RegionValues | None = None
 
 
-class AddRequest(AddParameters):
-    """Images to add to the gallery, and the metadata of all of them."""
+class HeatmapRequest(HeatmapParameters):
+    """A query, and the image of the gallery to compare it with."""
 
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={"examples": [{"images": ["iVBORw0KGgo..."], "names": ["1.png"], "label": "red"}]},
-    )
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"id": 17, "item": 4}]})
 
-    images: list[ImageBytes] = Field(min_length=1, max_length=MAX_BATCH)
-    names: list[Annotated[str, StringConstraints(max_length=_MAX_KEY)]] | None = Field(
-        None, description="File name of each image; becomes its key, unless another image has that key."
-    )
-    metadata: Annotated[dict[str, str | int | float | None] | None, BeforeValidator(_parse_json)] = Field(
-        None, max_length=100, description="Metadata of all images, by column.", examples=[{"price": 12.5}]
-    )
+    item: ItemName = Field(description="The id of the image to compare with, or its key.")
+    image: ImageBytes | None = None
+    id: ItemName | None = None
 
     @validator(mode="after")
-    def _check_names(self) -> AddRequest:
-        if self.names is not None and len(self.names) != len(self.images):
-            counts = f"{len(self.names)} names for {len(self.images)} images"
-            raise ValueError(f"{counts}: give one for each, or none")
+    def _check_kind(self) -> HeatmapRequest:
+        if (self.image is None) == (self.id is None):
+            raise ValueError("give exactly one of image and id")
         return self
 
-
-class AddConflict(BaseModel):
-    """What was asked for an image that the gallery had already, with another label or other metadata."""
-
-    label: str | None = Field(
-        description="The label asked for, which was not stored; null if it is the same.", examples=["blue"]
-    )
-    metadata: dict[str, str | int | float | None] | None = Field(
-        description="The values asked for, which were not stored; null if they are the same.",
-        examples=[{"price": 9.5}],
-    )
-    detail: str = Field(description="Which image has these bytes, and what to do.")
-
-
-class AddResult(BaseModel):
-    """Result of adding one image: the image, or its problem."""
-
-    image: Image | None = None
-    added: bool | None = Field(
-        default=None, description="Whether it is new; otherwise `image` has the same bytes."
-    )
-    conflict: AddConflict | None = Field(
-        default=None, description="If it is not new, and was sent with another label or other metadata."
-    )
-    problem: ProblemDetails | None = None
-
-
-class AddAnswer(BaseModel):
-    """A result for each image, in their order."""
-
-    results: list[AddResult]
-
-
-class HealthAnswer(BaseModel):
-    """State of the process."""
-
-    status: str = Field(examples=["ok"])
-
-
-class ReadyGallery(BaseModel):
-    """A gallery that can be searched."""
-
-    images: int
-    fingerprint: Fingerprint
-
-
-class ReadyAnswer(BaseModel):
-    """State of the galleries."""
-
-    status: str = Field(examples=["ready"])
-    galleries: dict[str, ReadyGallery] = Field(description="Galleries by name.")
+    def query(self) -> bytes | int | str | RegionQuery:
+        """Return the query of `SearchService.compare`."""
+        image = self.id if self.image is None else self.image
+        assert image is not None
+        return image if self.region is None else RegionQuery(image, Region.of(self.region))

@@ -1,0 +1,72 @@
+"""Descriptions of galleries, and the state of the server."""
+
+from __future__ import annotations
+
+from pydantic import (
+    BaseModel,
+    Field,
+)
+
+from serve.wire.fields import Fingerprint
+
+
+class GalleryAnswer(BaseModel):
+    """Full description of a gallery."""
+
+    name: str
+    uuid: str
+    images: int
+    dim: int = Field(description="Length of a vector.")
+    fingerprint: Fingerprint
+    embeds: bool = Field(
+        description="Whether there is a model, so that the gallery can be searched by image."
+    )
+    columns: list[str] = Field(description="Metadata columns for conditions.")
+    index: str = Field(description="Index kind; flat compares all vectors.", examples=["flat", "hnsw"])
+    unindexed: int = Field(description="Vectors that the index does not cover; they are compared one by one.")
+    calibrated: bool = Field(description="Whether hits have probabilities.")
+    license: str | None = Field(
+        description="Licence of the weights that the model was trained from, if it is known.",
+        examples=["apache-2.0"],
+    )
+    texts: bool = Field(description="Whether the gallery can be searched by text.")
+    changes: bool = Field(description="Whether images can be added, described and removed.")
+    urls: bool = Field(description="Whether the server fetches query images by URL.")
+    sharing: int = Field(
+        description="Hours for which the server keeps pictures that visitors share; 0 if they cannot."
+    )
+
+
+class ServedGallery(BaseModel):
+    """One of the galleries of a server."""
+
+    name: str = Field(examples=["birds"])
+    images: int
+    fingerprint: Fingerprint
+    address: str = Field(description="URL path of the gallery's API.", examples=["/v1/galleries/birds"])
+
+
+class GalleriesAnswer(BaseModel):
+    """The galleries of a server; the first is the default."""
+
+    galleries: list[ServedGallery]
+
+
+class HealthAnswer(BaseModel):
+    """State of the process."""
+
+    status: str = Field(examples=["ok"])
+
+
+class ReadyGallery(BaseModel):
+    """A gallery that can be searched."""
+
+    images: int
+    fingerprint: Fingerprint
+
+
+class ReadyAnswer(BaseModel):
+    """State of the galleries."""
+
+    status: str = Field(examples=["ready"])
+    galleries: dict[str, ReadyGallery] = Field(description="Galleries by name.")

@@ -1,0 +1,67 @@
+"""Answers of searches, and vectors."""
+
+from __future__ import annotations
+
+from pydantic import (
+    BaseModel,
+    Field,
+)
+
+from serve.wire.fields import Fingerprint
+from serve.wire.images import Image
+from serve.wire.problems import ProblemDetails
+
+
+class Hit(Image):
+    """A found image with its score."""
+
+    score: float = Field(description="Similarity; 1 for the same image.", examples=[0.93])
+    probability: float | None = Field(
+        description="Probability that it shows the same thing as the query, 1 if it is the same picture; "
+        "null in a gallery that is not calibrated, and with re-ranking.",
+        examples=[0.87],
+    )
+
+
+class SearchAnswer(BaseModel):
+    """Hits of a search, best first unless ordered by a column."""
+
+    hits: list[Hit]
+    nothing_like_it: bool = Field(description="Whether no hit reaches `min_probability`.")
+    fingerprint: Fingerprint
+
+
+class GalleryHit(Hit):
+    """A found image of one of several galleries."""
+
+    gallery: str = Field(description="Name of its gallery.", examples=["birds"])
+
+
+class GalleriesSearchAnswer(SearchAnswer):
+    """Hits of a search in several galleries, best first."""
+
+    hits: list[GalleryHit]  # type: ignore[assignment]
+
+
+class BatchResult(BaseModel):
+    """Hits of one query, or its problem."""
+
+    hits: list[Hit] | None = None
+    nothing_like_it: bool | None = Field(
+        default=None, description="Whether no hit reaches `min_probability`."
+    )
+    problem: ProblemDetails | None = None
+
+
+class BatchAnswer(BaseModel):
+    """A result for each query, in their order."""
+
+    results: list[BatchResult]
+    fingerprint: Fingerprint
+
+
+class EmbedAnswer(BaseModel):
+    """A vector of unit length for each image or text, in their order."""
+
+    vectors: list[list[float]]
+    fingerprint: Fingerprint
