@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 
 import pytest
 import torch
@@ -95,10 +96,12 @@ def test_ema_equals_torch_after_warmup() -> None:
     assert not torch.equal(average[1].running_mean, model[1].running_mean), "statistics are averaged too"
 
 
-def test_ema_drops_the_initial_weights() -> None:
-    model, average = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
-    nn.init.constant_(average.weight, 1000.0)
-    nn.init.constant_(model.weight, 1.0)
-    for step in range(50):
+@pytest.mark.parametrize("steps", [1, 3, 12])
+def test_ema_drops_the_initial_weights(steps: int) -> None:
+    """The product of TensorFlow's decays (1 + t) / (10 + t) is 1 in a binomial coefficient."""
+    model, average = nn.Linear(1, 1, bias=False).double(), nn.Linear(1, 1, bias=False).double()
+    nn.init.constant_(average.weight, 1.0)
+    nn.init.constant_(model.weight, 0.0)
+    for step in range(steps):
         update_ema(average, model, 0.999, step)
-    assert average.weight.item() == pytest.approx(1.0, abs=0.01)
+    assert average.weight.item() == pytest.approx(1 / math.comb(steps + 9, 9))

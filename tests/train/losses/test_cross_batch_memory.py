@@ -18,7 +18,7 @@ def batches(count: int, size: int = 5) -> list[tuple[torch.Tensor, torch.Tensor]
     ]
 
 
-@pytest.mark.parametrize("size", [3, 7, 12])
+@pytest.mark.parametrize("size", [1, 3, 7, 12])
 def test_memory_equals_a_queue_of_references(size: int) -> None:
     """Each call equals a call with the last `size` embeddings as references, whatever their number."""
     spec = {"name": "raw"}
