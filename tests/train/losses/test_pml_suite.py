@@ -1,7 +1,7 @@
 """The tests of pytorch-metric-learning (PML), run on our losses where both define the same quantity.
 
-Its wheel has no tests: `PML_TESTS` is the folder of a checkout of its repository. Its modules run unchanged;
-the name of a loss in them builds ours for the arguments that ours has, and PML's for the others (such as
+Its wheel has no tests, so the folder `pml` has copies of the modules that are used. They run unchanged: the
+name of a loss in them builds ours for the arguments that ours has, and PML's for the others (such as
 another distance), so that a test goes on to its end. A test in which none of ours was built fails here.
 
 Left out, as the papers define other quantities: contrastive (RAW eq. 5 has no margin of positives), angular
@@ -12,11 +12,7 @@ out as well: the losses with proxies or class weights, whose tests read the weig
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import os
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,10 +26,6 @@ from pytorch_metric_learning import losses as pml_losses
 from pytorch_metric_learning.distances import CosineSimilarity
 from pytorch_metric_learning.reducers import MeanReducer
 
-FOLDER = os.environ.get("PML_TESTS")
-pytestmark = pytest.mark.skipif(
-    FOLDER is None, reason="set PML_TESTS to a checkout of pytorch-metric-learning to run its tests"
-)
 ALL = {"positive": "all", "negative": "all"}
 Spec = dict[str, Any]
 
@@ -106,27 +98,9 @@ TESTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def suite() -> str:
-    """The name under which their package of tests can be imported; `tests` is ours."""
-    folder, name = Path(str(FOLDER)) / "tests", "pml_tests"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TEST_DEVICE", "cpu")
-        patch.setenv("TEST_DTYPES", "float32,float64")  # ours return float32 for float16
-        spec = importlib.util.spec_from_file_location(
-            name, folder / "__init__.py", submodule_search_locations=[str(folder)]
-        )
-        assert spec is not None
-        assert spec.loader is not None
-        patch.setattr(sys, "path", [*sys.path])  # it adds a folder
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return name
-
-
 @pytest.mark.parametrize(("module", "loss", "method"), TESTS, ids=lambda value: value)
-def test_of_pml(suite: str, module: str, loss: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = importlib.import_module(f"{suite}.losses.test_{module}")
+def test_of_pml(module: str, loss: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.import_module(f"tests.train.losses.pml.losses.test_{module}")
     ours = 0
 
     def build(*positional: Any, **named: Any) -> torch.nn.Module:
