@@ -3,11 +3,13 @@
 
 const WORDS = /^(?!.*\b(?:and|or|not|in|like|is|between)\b)[\p{L}\p{N}\s_-]+$/iu;
 
+const encoded = column => encodeURIComponent(column).replaceAll('~', '%7E');
+
 /** Return a filter for a value of a column. */
-export const valueFilter = (column, value) => `${encodeURIComponent(column)}=${value}`;
+export const valueFilter = (column, value) => `${encoded(column)}=${value}`;
 
 /** Return a filter for a range of numbers or dates; an empty end is open. */
-export const rangeFilter = (column, low, high) => `${encodeURIComponent(column)}~${low}..${high}`;
+export const rangeFilter = (column, low, high) => `${encoded(column)}~${low}..${high}`;
 
 /** Return the column of a filter, with `value` or with `low` and `high`; null for text that is no filter. */
 export function parseFilter(text) {
