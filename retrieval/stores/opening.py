@@ -18,10 +18,10 @@ def open_engine(address: Address) -> Engine:
         StoreError: The database cannot be reached; the message has the address and the reason.
     """
     module, name, extra = {
-        ("postgresql", False): ("postgres", "PostgresEngine", "postgres"),
-        ("qdrant", False): ("qdrant", "QdrantEngine", "qdrant"),
-        ("qdrant", True): ("qdrant_edge", "QdrantEdgeEngine", "qdrant"),
-        ("milvus", False): ("milvus", "MilvusEngine", "milvus"),
+        ("postgresql", False): ("postgres.engine", "PostgresEngine", "postgres"),
+        ("qdrant", False): ("qdrant.server", "QdrantEngine", "qdrant"),
+        ("qdrant", True): ("qdrant.embedded", "QdrantEdgeEngine", "qdrant"),
+        ("milvus", False): ("milvus.engine", "MilvusEngine", "milvus"),
     }[address.kind, address.embedded]
     try:
         found = import_module(f"retrieval.stores.{module}")

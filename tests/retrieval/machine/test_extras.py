@@ -135,7 +135,7 @@ def test_modules_without_an_extra_have_no_hint() -> None:
             "s3://shop/a: needs fsspec: pip install 'lookalike[hub]'",
         ),
         (
-            "retrieval.stores.postgres",
+            "retrieval.stores.postgres.engine",
             ["index", "build", "g", "a", "--store", "postgresql://me@127.0.0.1/shop", "--model"],
             "store postgresql://me@127.0.0.1:5432/shop?collection=lookalike: needs adbc_driver_postgresql: "
             "pip install 'lookalike[postgres]'",
@@ -153,7 +153,7 @@ def test_a_command_without_a_package_says_so_in_one_line(
     (tmp_path / "a").mkdir()
     if hidden.startswith("retrieval."):  # it may be imported already
         monkeypatch.delitem(sys.modules, hidden, raising=False)
-        monkeypatch.delitem(sys.modules, "retrieval.stores.postgres_sessions", raising=False)
+        monkeypatch.delitem(sys.modules, "retrieval.stores.postgres.sessions", raising=False)
         hidden = "adbc_driver_postgresql"
     monkeypatch.setitem(sys.modules, hidden, None)
     done = lookalike_here(*words, str(model_file), cwd=tmp_path, code=2)

@@ -509,7 +509,7 @@ def test_a_database_that_is_killed_says_so(
     if server.embedded:
         pytest.skip("an embedded store has no server")
     if database.name == "milvus":  # other engines wait less for a restart
-        monkeypatch.setattr("retrieval.stores.milvus._WAITS", (0.1,))
+        monkeypatch.setattr("retrieval.stores.milvus.engine._WAITS", (0.1,))
     create(engine, {})
     items, vectors = [item(n + 1) for n in range(500)], random_vectors(500)
     engine.put(items, vectors)

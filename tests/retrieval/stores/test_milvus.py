@@ -10,7 +10,7 @@ from retrieval.errors import InputError, StoreError
 from retrieval.storage.schema import RESERVED, match_columns
 from retrieval.stores.conditions import FilterGroup, FilterTest
 from retrieval.stores.engine import Engine
-from retrieval.stores.milvus_filters import expression, key_of
+from retrieval.stores.milvus.filters import expression, key_of
 from tests.retrieval.stores.test_engines import create, item, random_vectors
 
 text = st.text(st.characters(codec="utf-8", exclude_characters="\0"))

@@ -26,9 +26,12 @@ from tests.retrieval.stores.test_engines import MANIFEST, brute_force, create, i
 
 pytest.importorskip("adbc_driver_postgresql", reason="needs adbc-driver-postgresql")
 
-from retrieval.stores import postgres, postgres_index, postgres_schema, postgres_sessions
-from retrieval.stores.postgres import PostgresEngine
-from retrieval.stores.postgres_search import effort_of
+from retrieval.stores.postgres import engine as postgres_engine
+from retrieval.stores.postgres import index as postgres_index
+from retrieval.stores.postgres import schema as postgres_schema
+from retrieval.stores.postgres import sessions as postgres_sessions
+from retrieval.stores.postgres.engine import PostgresEngine
+from retrieval.stores.postgres.search import effort_of
 
 IDS = np.arange(1, 301)
 
@@ -139,7 +142,7 @@ def test_columns_wait_a_few_seconds_for_a_lock(
     engine: PostgresEngine, address: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(engine, {})
-    monkeypatch.setattr(postgres, "_LOCK_TIMEOUT", 50)
+    monkeypatch.setattr(postgres_engine, "_LOCK_TIMEOUT", 50)
     session = postgres_sessions.Sessions(address).connect()
     session.run("BEGIN")
     session.run(f'LOCK TABLE "{address.collection}" IN SHARE UPDATE EXCLUSIVE MODE')  # as an index build
@@ -165,7 +168,7 @@ def test_number_of_many_items_is_an_estimate(
     create(engine, {})
     engine.put([item(int(n)) for n in IDS], random_vectors(len(IDS)))
     run(address, f'ANALYZE "{address.collection}"')
-    monkeypatch.setattr(postgres, "_ESTIMATED", 200)
+    monkeypatch.setattr(postgres_engine, "_ESTIMATED", 200)
     engine.remove(IDS[:50].tolist())
     assert engine.count() == 300
     assert engine.count(FilterTest("id", ">", (0,))) == 250
@@ -333,7 +336,7 @@ def test_older_servers_compare_lower_case(engine: PostgresEngine, monkeypatch: p
     """Without `casefold`, which is new in PostgreSQL 18."""
     create(engine, {"a": "text"})
     engine.put([item(1, a="ABC%"), item(2, a="abc")], random_vectors(2))
-    monkeypatch.setattr(postgres, "_CASEFOLD", 99_00_00)
+    monkeypatch.setattr(postgres_engine, "_CASEFOLD", 99_00_00)
     other = PostgresEngine(parse_address(engine.address.replace("tester@", "tester:right@")))
     assert other.count(FilterTest("a", "like", ("aBc%",))) == 2
     assert other.count(FilterTest("a", "like", ("aBc!%", "!"))) == 1
@@ -381,10 +384,10 @@ def test_escapes_of_patterns(pattern: tuple[str, ...], escaped: str) -> None:
 _BUILDER = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from retrieval.stores import postgres_index
+from retrieval.stores.postgres import index as postgres_index
 from retrieval.stores.address import parse_address
-from retrieval.stores.postgres import PostgresEngine
-from retrieval.stores.postgres_search import effort_of
+from retrieval.stores.postgres.engine import PostgresEngine
+from retrieval.stores.postgres.search import effort_of
 
 postgres_index._FEW = 100
 wait = postgres_index.wait

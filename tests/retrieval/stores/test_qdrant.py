@@ -60,7 +60,7 @@ class LocalClient(QdrantClient):
 def client_engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     """Engine of a server, over the local mode."""
     client = LocalClient(":memory:")
-    monkeypatch.setattr("retrieval.stores.qdrant.connect", lambda *_: client)
+    monkeypatch.setattr("retrieval.stores.qdrant.server.connect", lambda *_: client)
     return open_engine(parse_address("qdrant://localhost/test"))
 
 
@@ -197,7 +197,7 @@ def test_waiting_for_the_index_survives_a_restart_of_the_server(
             raise ResponseHandlingException(OSError("connection reset"))
         return real(self, name).model_copy(update={"status": CollectionStatus(state)})
 
-    monkeypatch.setattr("retrieval.stores.qdrant._POLL", 0)
+    monkeypatch.setattr("retrieval.stores.qdrant.server._POLL", 0)
     monkeypatch.setattr(LocalClient, "get_collection", get_collection)
     monkeypatch.setattr(LocalClient, "update_collection", lambda _, name, **given: changes.extend(given))
     client_engine._build(show_progress=False)  # type: ignore[attr-defined]

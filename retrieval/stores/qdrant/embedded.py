@@ -28,8 +28,8 @@ from retrieval.progress import Progress
 from retrieval.storage.manifest import Manifest
 from retrieval.stores.address import Address
 from retrieval.stores.engine import no_collection
-from retrieval.stores.qdrant_payload import FACT_INDEXES, Condition, Payload, PayloadIndex, manifest_facts
-from retrieval.stores.qdrant_points import ACORN, Point, PointsEngine
+from retrieval.stores.qdrant.payload import FACT_INDEXES, Condition, Payload, PayloadIndex, manifest_facts
+from retrieval.stores.qdrant.points import ACORN, Point, PointsEngine
 
 _FACTS, _SHARD, _LOCK = "lookalike.json", "shard", "lock"
 _LOGGED = 20_000  # changes of points after which the segments are flushed and the log is cut

@@ -18,8 +18,8 @@ from retrieval.progress import Progress
 from retrieval.storage.manifest import Manifest
 from retrieval.stores.address import PASSWORD, Address
 from retrieval.stores.engine import connection_ended, connection_lost, no_collection, refused
-from retrieval.stores.qdrant_payload import FACT_INDEXES, Condition, Payload, PayloadIndex, manifest_facts
-from retrieval.stores.qdrant_points import ACORN, Point, PointsEngine
+from retrieval.stores.qdrant.payload import FACT_INDEXES, Condition, Payload, PayloadIndex, manifest_facts
+from retrieval.stores.qdrant.points import ACORN, Point, PointsEngine
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from retrieval.storage.records import StoredItem, Value
 from retrieval.storage.schema import ColumnType
 from retrieval.stores.conditions import Filter, FilterTest
 from retrieval.stores.engine import Amendment, Engine, Neighbours, no_collection
-from retrieval.stores.qdrant_payload import (
+from retrieval.stores.qdrant.payload import (
     FACT_INDEXES,
     Condition,
     Payload,

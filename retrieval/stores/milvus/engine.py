@@ -38,8 +38,8 @@ from retrieval.stores.engine import (
     no_collection,
     refused,
 )
-from retrieval.stores.milvus_filters import METADATA, any_of, expression, joined, key_of, stored_values
-from retrieval.stores.milvus_tuning import EF, QUERIES, K, Sample, best, smallest_ef
+from retrieval.stores.milvus.filters import METADATA, any_of, expression, joined, key_of, stored_values
+from retrieval.stores.milvus.tuning import EF, QUERIES, K, Sample, best, smallest_ef
 
 _PREFIX = "lookalike."
 _MANIFEST, _COLUMN, _SEARCH = f"{_PREFIX}manifest", f"{_PREFIX}column.", f"{_PREFIX}search"

@@ -15,7 +15,7 @@ from retrieval.errors import InputError
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.schema import ColumnType, quoted
 from retrieval.stores.conditions import Filter, FilterTest, FilterValue
-from retrieval.stores.postgres_sessions import Parameter
+from retrieval.stores.postgres.sessions import Parameter
 
 REGISTRY = """
 CREATE TABLE IF NOT EXISTS lookalike_collections (name text PRIMARY KEY, manifest jsonb NOT NULL,

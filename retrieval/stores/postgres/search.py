@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from retrieval.stores.conditions import Filter
 from retrieval.stores.engine import Neighbours
-from retrieval.stores.postgres_schema import Collection, condition_sql
-from retrieval.stores.postgres_sessions import Parameter, Session
+from retrieval.stores.postgres.schema import Collection, condition_sql
+from retrieval.stores.postgres.sessions import Parameter, Session
 
 _COST = 20  # an item visited in the index costs as much time as this many of an exact search
 _VISITS = (1000, 40_000)  # of one search in the index, at least and at most; the latter bounds its memory

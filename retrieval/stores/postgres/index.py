@@ -13,9 +13,9 @@ import numpy as np
 from retrieval.progress import Progress
 from retrieval.storage.schema import quoted
 from retrieval.stores.engine import Neighbours
-from retrieval.stores.postgres_schema import Collection
-from retrieval.stores.postgres_search import effort_of, search
-from retrieval.stores.postgres_sessions import Session, Sessions
+from retrieval.stores.postgres.schema import Collection
+from retrieval.stores.postgres.search import effort_of, search
+from retrieval.stores.postgres.sessions import Session, Sessions
 from retrieval.text import print_notice
 
 _WIDTHS = (40, 80, 160, 320, 640, 1000)  # of `hnsw.ef_search`; pgvector's limit is 1000

@@ -1,7 +1,7 @@
 """Store in PostgreSQL 14 or newer with pgvector 0.8 or newer.
 
 An item is a row of the collection's table: facts, metadata and vector in columns of their own, so that
-PostgreSQL's planner and indexes work with them. See `retrieval.stores.postgres_schema`.
+PostgreSQL's planner and indexes work with them. See `retrieval.stores.postgres.schema`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from retrieval.storage.schema import ColumnType, quoted
 from retrieval.stores.address import Address
 from retrieval.stores.conditions import Filter
 from retrieval.stores.engine import Amendment, Engine, Neighbours, no_collection
-from retrieval.stores.postgres_index import PostgresIndex
-from retrieval.stores.postgres_schema import (
+from retrieval.stores.postgres.index import PostgresIndex
+from retrieval.stores.postgres.schema import (
     FACTS,
     REGISTRY,
     REGISTRY_OF_COLUMNS,
@@ -37,8 +37,8 @@ from retrieval.stores.postgres_schema import (
     table_definition,
     vector_type,
 )
-from retrieval.stores.postgres_search import nearest
-from retrieval.stores.postgres_sessions import Session, Sessions
+from retrieval.stores.postgres.search import nearest
+from retrieval.stores.postgres.sessions import Session, Sessions
 
 _SECONDS = 5.0  # after which facts of the collection are read again
 _ESTIMATED = 1_000_000  # items, from which the number is an estimate

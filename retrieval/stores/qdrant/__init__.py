@@ -1,0 +1,1 @@
+"""Qdrant, its server or its engine in this process."""
