@@ -36,9 +36,8 @@ from retrieval import Gallery
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import NO_FACTS, Facts, IndexSpec, StoredItem
 from retrieval.storage.store import Store
-from retrieval.stores.address import parse_address
 from retrieval.stores.conditions import FilterTest
-from retrieval.stores.opening import open_engine
+from retrieval.stores.opening import open_engine, parse_address
 
 K, RECALL = 10, 0.95
 PART = 5000  # items written at once

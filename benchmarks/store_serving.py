@@ -50,7 +50,8 @@ from retrieval.galleries.database import StoreGallery
 from retrieval.model.embedder import Embedder
 from retrieval.model.runtime import Runtime
 from retrieval.storage.records import NO_FACTS, Facts, FileStamp, NewItem
-from retrieval.stores.address import PASSWORD, parse_address
+from retrieval.stores.address import PASSWORD
+from retrieval.stores.opening import parse_address
 from tests.retrieval.stores.postgres_server import PostgresServer, running
 from tests.serve.model import DIM, write_model
 

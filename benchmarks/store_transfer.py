@@ -34,7 +34,8 @@ from benchmarks.search import draw
 from benchmarks.store_recall import metadata_of
 from retrieval.galleries.database import StoreGallery, open_gallery
 from retrieval.ingest.transfer import export_vectors, import_vectors
-from retrieval.stores.address import PASSWORD, Address, parse_address
+from retrieval.stores.address import PASSWORD, Address
+from retrieval.stores.opening import parse_address
 
 NAME = "benchmark"  # of the embedding
 

@@ -18,7 +18,7 @@ from retrieval.model.embedder import Embedder
 from retrieval.planning.constants import DECODE_MS, EMBED_MS, USABLE_MEMORY
 from retrieval.planning.plan import HIGHEST, SETUPS, Estimate, Need, estimate, least_memory, reason, recommend
 from retrieval.planning.sizes import bytes_text, count_text, hours_text, parse_count, rate_text
-from retrieval.stores.address import FORMS
+from retrieval.stores.opening import find_driver
 from retrieval.text import align_columns
 
 _WIDTH = 100
@@ -240,7 +240,7 @@ def _command(need: Need, best: Estimate) -> str:
         return f"{command} --recall {need.recall:g} --memory {usable}"
     if engine == "on disk":
         return f"{command} --recall {need.recall:g} --kind {best.setup.name}"
-    address = FORMS["postgresql" if engine == "postgres" else engine].partition(" or ")[0]
+    address = find_driver(engine).form.partition(" or ")[0]
     return " ".join(filter(None, [command, best.setup.options, f"--store {address}"]))
 
 

@@ -23,11 +23,12 @@ from retrieval.model.embedder import Embedder
 from retrieval.model.runtime import Runtime
 from retrieval.storage.identity import check_storage
 from retrieval.storage.records import IndexSpec
-from retrieval.stores.address import FORMS, PASSWORD, Address, parse_address
+from retrieval.stores.address import PASSWORD, Address
+from retrieval.stores.opening import address_forms, parse_address
 from retrieval.text import pluralize
 
 _FILE = click.Path(path_type=Path)
-_FORMS = ", ".join(FORMS.values())
+_FORMS = ", ".join(address_forms())
 
 
 def store_option(help_text: str, *, required: bool = False) -> Callable[[Any], Any]:

@@ -20,7 +20,8 @@ from retrieval.files import write_texts
 from retrieval.model.embedder import Embedder
 from retrieval.storage.identity import keep_model, probe_pixels
 from retrieval.storage.store import new_folder
-from retrieval.stores.address import Address, parse_address
+from retrieval.stores.address import Address
+from retrieval.stores.opening import parse_address
 
 NAME = "store.json"
 _FORMAT = 1

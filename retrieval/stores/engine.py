@@ -1,16 +1,18 @@
 """Interface of a store: a database that keeps the items of a gallery with their vectors, and searches them.
 
-A module of this room implements it for each database: `postgres`, `qdrant`, `qdrant_edge`, `milvus`.
-`retrieval.galleries.database` has everything that is the same for all of them: ids, checks of columns and
-types, excluded items, groups, re-ranking, duplicates.
+A folder of this room, or another package, implements it for each database; `retrieval.stores.opening` finds
+it by the scheme of an address. `retrieval.galleries.database` has what is the same for all of them: ids,
+checks of columns and types, excluded items, groups, re-ranking, duplicates.
 """
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
+from urllib.parse import SplitResult, unquote
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from retrieval.errors import InputError, StoreError
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import StoredItem, Value
 from retrieval.storage.schema import ColumnType
+from retrieval.stores.address import PASSWORD, Address
 from retrieval.stores.conditions import Filter
 
 
@@ -52,7 +55,49 @@ class Amendment:
     metadata: Mapping[str, Value] = field(default_factory=dict)
 
 
-class Engine(ABC):
+class Driver(ABC):
+    """A kind of database: the form of its addresses, and its engine. Entry points name a subclass.
+
+    An engine is a driver, too. A driver of its own serves where importing the engine needs an optional
+    package: addresses are read, and listed by --help, without it.
+
+    Attributes:
+        form: Form of the addresses, for messages.
+        port: Port where the address has none.
+        extra: Extra of this package that has the client library; empty for none.
+    """
+
+    form: ClassVar[str]
+    port: ClassVar[int] = 0
+    extra: ClassVar[str] = ""
+
+    @classmethod
+    def parse(cls, parts: SplitResult) -> Address:
+        """Return an address, here of the form SCHEME[+https]://[USER[:PASSWORD]@]HOST[:PORT]/COLLECTION.
+
+        Raises:
+            ValueError: It has another form; the caller tells the right one.
+        """
+        kind, _, tls = parts.scheme.partition("+")
+        name = unquote(parts.path).strip("/")
+        if not parts.hostname or not name or "/" in name or parts.query or tls not in ("", "https"):
+            raise ValueError
+        password = unquote(parts.password or "") or os.environ.get(PASSWORD, "")
+        port, user = parts.port or cls.port, unquote(parts.username or "")
+        return Address(kind, parts.hostname, port, user, password, "", name, bool(tls))
+
+    @classmethod
+    @abstractmethod
+    def open(cls, address: Address) -> Engine:
+        """Connect to the database of an address.
+
+        Raises:
+            ModuleNotFoundError: The client library is not installed.
+            StoreError: The database cannot be reached; the message has the address and the reason.
+        """
+
+
+class Engine(Driver):
     """Items of one collection in a database. Thread-safe: a server searches from several threads.
 
     A write returns when the database has it on disk: nothing acknowledged is lost if the database or this
@@ -64,9 +109,20 @@ class Engine(ABC):
 
     Attributes:
         address: Address of the collection, without the password.
+
+    Args:
+        address: Address of the collection.
     """
 
     address: str
+
+    def __init__(self, address: Address) -> None:
+        self.address = str(address)
+
+    @classmethod
+    def open(cls, address: Address) -> Self:
+        """Connect to the database of an address; see `Driver.open`."""
+        return cls(address)
 
     # ---- the collection
 

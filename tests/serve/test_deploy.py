@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from retrieval.commands.index import index
 from retrieval.images import load
-from retrieval.stores.address import parse_address
+from retrieval.stores.opening import parse_address
 from serve import app, limits
 from serve.api.jobs import KINDS
 from serve.commands import serve

@@ -71,7 +71,7 @@ class MilvusEngine(Engine):
     """Items of one collection in Milvus; see `Engine` for the methods."""
 
     def __init__(self, address: Address) -> None:
-        self.address = str(address)
+        super().__init__(address)
         self._name = address.collection
         self._columns: dict[str, tuple[str, ColumnType]] = {}  # name and type by key of the JSON field
         self._ef: int | None = None

@@ -57,7 +57,7 @@ class PostgresEngine(Engine):
     """
 
     def __init__(self, address: Address) -> None:
-        self.address = str(address)
+        super().__init__(address)
         self._name = address.collection
         self._table = quoted(address.collection)
         self._sessions = Sessions(address)

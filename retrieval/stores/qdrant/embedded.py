@@ -105,7 +105,7 @@ class QdrantEdgeEngine(PointsEngine):
     """
 
     def __init__(self, address: Address) -> None:
-        self.address = str(address)
+        super().__init__(address)
         self._path = Path(address.database).resolve()
         self._folder: _OpenFolder | None = None
 

@@ -40,7 +40,7 @@ class QdrantEngine(PointsEngine):
     """
 
     def __init__(self, address: Address) -> None:
-        self.address = str(address)
+        super().__init__(address)
         self._name = address.collection
         self._client = connect(address, _SECONDS)
         self._patient = connect(address, _SECONDS_LONG)

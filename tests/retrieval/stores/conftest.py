@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from retrieval.stores.address import parse_address
 from retrieval.stores.engine import Engine
-from retrieval.stores.opening import open_engine
+from retrieval.stores.opening import open_engine, parse_address
 from tests.retrieval.stores.server import Server
 
 # Name of each kind, its module of this folder with `running`, and what it refuses: "like", to compare

@@ -15,7 +15,8 @@ from retrieval.galleries.database import StoreGallery
 from retrieval.ingest import store_transfer
 from retrieval.ingest.transfer import ImportResult, export_vectors, import_vectors
 from retrieval.ingest.vector_shards import ShardOrigin, VectorShards, shard_table
-from retrieval.stores.address import PASSWORD, parse_address
+from retrieval.stores.address import PASSWORD
+from retrieval.stores.opening import parse_address
 from tests.conftest import lookalike_here
 from tests.retrieval.filling import DIM, bare_gallery, commit, unit_vectors
 from tests.retrieval.ingest.test_vector_shards import files_table, images

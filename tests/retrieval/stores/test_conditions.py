@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from retrieval.errors import InputError
 from retrieval.search.where import parse_condition
-from retrieval.stores.address import parse_address
 from retrieval.stores.conditions import Filter, FilterGroup, instant_column, microseconds, resolve
+from retrieval.stores.opening import parse_address
 
 COLUMNS = {"price": "number", "brand": "text", "added": "text", instant_column("added"): "number"}
 COMPARE: dict[str, Callable[[object, object], bool]] = {

@@ -20,10 +20,9 @@ from retrieval.storage.functions import _matcher, fold_pattern
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import StoredItem, Value
 from retrieval.storage.schema import ColumnType
-from retrieval.stores.address import parse_address
 from retrieval.stores.conditions import Filter, FilterGroup, FilterTest
 from retrieval.stores.engine import Amendment, Engine
-from retrieval.stores.opening import open_engine
+from retrieval.stores.opening import open_engine, parse_address
 from tests.retrieval.stores.conftest import Database
 from tests.retrieval.stores.server import free_port
 from tests.retrieval.stores.test_conditions import COMPARE
@@ -427,7 +426,7 @@ def test_two_connections_and_threads(engine: Engine, address: str, database: Dat
 _WRITER = """
 import sys
 import numpy as np
-from retrieval.stores.address import parse_address
+from retrieval.stores.opening import parse_address
 from retrieval.stores.opening import open_engine
 from tests.retrieval.stores.test_engines import item, random_vectors
 

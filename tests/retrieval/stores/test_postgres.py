@@ -17,9 +17,10 @@ import pytest
 
 from retrieval.errors import InputError, LookalikeError, StoreError
 from retrieval.storage.manifest import Manifest
-from retrieval.stores.address import Address, parse_address
+from retrieval.stores.address import Address
 from retrieval.stores.conditions import FilterTest
 from retrieval.stores.engine import Amendment
+from retrieval.stores.opening import parse_address
 from tests.retrieval.stores.postgres_server import running
 from tests.retrieval.stores.server import Server
 from tests.retrieval.stores.test_engines import MANIFEST, brute_force, create, item, random_vectors
@@ -385,7 +386,7 @@ _BUILDER = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from retrieval.stores.postgres import index as postgres_index
-from retrieval.stores.address import parse_address
+from retrieval.stores.opening import parse_address
 from retrieval.stores.postgres.engine import PostgresEngine
 from retrieval.stores.postgres.search import effort_of
 

@@ -21,10 +21,9 @@ import pytest
 from retrieval.errors import InputError, LockedError, LookalikeError, StoreError
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import StoredItem
-from retrieval.stores.address import parse_address
 from retrieval.stores.conditions import FilterTest, Operator
 from retrieval.stores.engine import Amendment, Engine
-from retrieval.stores.opening import open_engine
+from retrieval.stores.opening import open_engine, parse_address
 from tests.retrieval.stores import test_engines as conformance
 from tests.retrieval.stores.conftest import KINDS, Database
 from tests.retrieval.stores.qdrant_edge_server import EmbeddedQdrant
@@ -142,7 +141,7 @@ def test_a_folder_is_open_in_one_process(tmp_path: Path) -> None:
     address = f"qdrant://{tmp_path}/qdrant"
     code = f"""
 from retrieval.storage.manifest import Manifest
-from retrieval.stores.address import parse_address
+from retrieval.stores.opening import parse_address
 from retrieval.stores.opening import open_engine
 engine = open_engine(parse_address({address!r}))
 engine.create(Manifest("f" * 64, 2))

@@ -25,8 +25,9 @@ from retrieval.ingest.store_indexing import add_to_store
 from retrieval.model.embedder import Embedder
 from retrieval.search.calibration import NAME, Calibration, write_calibration
 from retrieval.search.query import SearchOptions
-from retrieval.stores.address import Address, parse_address
+from retrieval.stores.address import Address
 from retrieval.stores.engine import Amendment
+from retrieval.stores.opening import parse_address
 from retrieval.upkeep.store_verify import verify_store
 from tests.conftest import draw
 from tests.retrieval.stores.conftest import Database
