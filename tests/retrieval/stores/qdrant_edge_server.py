@@ -8,26 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.retrieval.stores.server import Server
-
-
-class EmbeddedQdrant(Server):
-    """Folder of collections; the tests kill the process that has one open."""
-
-    embedded = True
-
-    def __init__(self, folder: Path) -> None:
-        self.address = f"qdrant://{folder}"
-
-    def kill(self) -> None:
-        """Do nothing: there is no server."""
-
-    def start(self) -> None:
-        """Do nothing."""
+from tests.retrieval.stores.server import EmbeddedServer, Server
 
 
 @contextmanager
 def running(folder: Path) -> Iterator[Server]:
     """Yield a folder of collections."""
     pytest.importorskip("qdrant_edge", reason="needs qdrant-edge-py")
-    yield EmbeddedQdrant(folder)
+    yield EmbeddedServer(f"qdrant://{folder}")

@@ -33,6 +33,21 @@ class Server(ABC):
         """Start it again with the same data, and wait until it answers."""
 
 
+class EmbeddedServer(Server):
+    """An engine in the process of the test, with the address of its collections."""
+
+    embedded = True
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def kill(self) -> None:
+        """Do nothing: there is no server."""
+
+    def start(self) -> None:
+        """Do nothing."""
+
+
 def free_port() -> int:
     """Return a port that is free now."""
     with socket.socket() as found:

@@ -23,7 +23,7 @@ from retrieval.storage.schema import ColumnType
 from retrieval.stores.conditions import Filter, FilterGroup, FilterTest
 from retrieval.stores.engine import Amendment, Engine
 from retrieval.stores.opening import open_engine, parse_address
-from tests.retrieval.stores.conftest import Database
+from tests.retrieval.stores.databases import Database
 from tests.retrieval.stores.server import free_port
 from tests.retrieval.stores.test_conditions import COMPARE
 

@@ -25,8 +25,8 @@ from retrieval.stores.conditions import FilterTest, Operator
 from retrieval.stores.engine import Amendment, Engine
 from retrieval.stores.opening import open_engine, parse_address
 from tests.retrieval.stores import test_engines as conformance
-from tests.retrieval.stores.conftest import KINDS, Database
-from tests.retrieval.stores.qdrant_edge_server import EmbeddedQdrant
+from tests.retrieval.stores.databases import KINDS, Database
+from tests.retrieval.stores.server import EmbeddedServer
 from tests.retrieval.stores.test_conditions import holds
 
 pytest.importorskip("qdrant_client")
@@ -128,7 +128,7 @@ def test_unsupported_tests_of_text_are_refused(engine: Engine, operator: Operato
 @pytest.mark.filterwarnings("ignore:Payload indexes have no effect in the local Qdrant")
 @pytest.mark.parametrize("test", ["items", "filters", "nearest"])
 def test_conformance_of_the_client(client_engine: Engine, tmp_path: Path, test: str) -> None:
-    database = Database("local mode", EmbeddedQdrant(tmp_path), KINDS["qdrant"][1])
+    database = Database("local mode", EmbeddedServer(f"qdrant://{tmp_path}"), KINDS["qdrant"][1])
     if test == "items":
         conformance.test_items_against_a_dict(client_engine)
     elif test == "filters":

@@ -1,0 +1,583 @@
+"""Conformance of every kind of gallery: what all of them do, against brute force over the catalogue.
+
+A new operation is a test with the fixture `filled`, a gallery that is only read, or `gallery`, one of the
+test's own, and `kind` for what a kind refuses; all three are in `conftest.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from retrieval import Embedder, Gallery, InputError
+from retrieval.curation.duplicates import find_duplicates
+from retrieval.galleries.database import StoreGallery, open_gallery
+from retrieval.galleries.searchable import Hit, SearchableGallery
+from retrieval.ingest.editor import open_editor
+from retrieval.search.calibration import DEPTH, NAME, Calibration, summary, write_calibration
+from retrieval.search.query import CANDIDATES, SearchOptions
+from retrieval.search.rerank import EXPANSION, expand, k_reciprocal
+from retrieval.storage.facets import Facet
+from retrieval.storage.listing import Order
+from retrieval.stores.opening import parse_address
+from retrieval.upkeep.store_verify import verify_store
+from retrieval.upkeep.verify import verify
+from tests.conftest import draw
+from tests.retrieval.galleries.conftest import COUNT, METADATA, Catalogue, Kind, Row, close
+from tests.retrieval.search.test_where import (
+    Date,
+    Truth,
+    any_of,
+    both,
+    compare,
+    either,
+    like,
+    literal,
+    moment,
+    negate,
+)
+from tests.serve.model import write_model
+
+Filled = tuple[SearchableGallery, Catalogue]
+Owned = Gallery | StoreGallery
+
+
+# ---- brute force
+
+
+def nearest(
+    rows: Sequence[Row],
+    query: np.ndarray,
+    k: int = 10,
+    *,
+    holds: Callable[[Row], Truth] = lambda row: True,
+    exclude: Collection[str] = (),
+    group_by: str | None = None,
+    min_score: float = -1,
+) -> list[tuple[Row, float]]:
+    """Return the best rows with their scores."""
+    scored = [(row, float(row.vector @ query)) for row in rows if holds(row) and row.key not in exclude]
+    found, seen = [], set()
+    for row, score in sorted(scored, key=lambda pair: -pair[1]):
+        value = None if group_by is None else row.values[group_by]
+        if score >= min_score and (value is None or value not in seen):
+            found.append((row, score))
+            seen.add(value)
+    return found[:k]
+
+
+def check_hits(found: Sequence[Hit], expected: Sequence[tuple[Row, float]], atol: float = 1e-5) -> None:
+    """Check that hits have the scores, and the images except where scores are equal."""
+    np.testing.assert_allclose([hit.score for hit in found], [score for _, score in expected], atol=atol)
+    for hit, (row, score) in zip(found, expected, strict=True):
+        equals = {other.key for other, near in expected if abs(near - score) < 2 * atol}
+        if len(equals) == 1 and score > expected[-1][1] + 2 * atol:
+            values = row.values
+            assert (hit.key, hit.label, hit.metadata) == (row.key, values["label"], row.metadata)
+            assert (hit.width, hit.height) == (values["width"], values["height"])
+            assert hit.path.endswith(values["path"])
+
+
+def keys_of(gallery: SearchableGallery, where: str) -> set[str]:
+    return {item.key for item in gallery.items(gallery.select(where=where)).values()}
+
+
+def contents(gallery: SearchableGallery) -> dict[str, tuple[Any, ...]]:
+    """Return label, metadata and rounded vector of all items by key."""
+    items = gallery.items(gallery.select(where="id > 0"))
+    vectors = gallery.vectors([*items])
+    return {
+        item.key: (item.label, item.metadata, vectors[number].round(4).tolist())
+        for number, item in items.items()
+    }
+
+
+# ---- conditions as text with their truth
+
+
+class Meaning(NamedTuple):
+    """A condition: its text, its truth for a row, and what a database may refuse of it."""
+
+    text: str
+    truth: Callable[[Row], Truth]
+    needs: frozenset[str] = frozenset()
+
+
+numbers = st.integers(-12, 30) | st.sampled_from([0.5, -4.5, 1e300])
+texts = st.sampled_from(["acme", "ÄCME", "b'b", "", "r", "m", "r/12.png", "item 8"])
+dates = st.sampled_from(["2024-05-10", "2024-05-07T05:00:00+02:00", "1999-01-01"]).map(Date)
+patterns = st.sampled_from(["ÄC%", "_/1%", "%!_%", "%B'b", "item%", "%", ""])
+COLUMNS = {"price": numbers, "width": numbers, "PRICE": numbers, "added": dates}
+COLUMNS |= dict.fromkeys(["Brand", "label", "key", "path"], texts)
+NAMES = {"PRICE": "price"}
+
+
+@st.composite
+def leaves(
+    draw: st.DrawFn,
+    operators: Sequence[str] = ("=", "!=", "<", "<=", ">", ">=", "in", "like", "between", "null"),
+) -> Meaning:
+    """Draw a test of one column."""
+    column, operator = draw(st.sampled_from([*COLUMNS])), draw(st.sampled_from(operators))
+    name, values = NAMES.get(column, column), COLUMNS[column]
+    word, flip = draw(st.sampled_from([("", lambda truth: truth), ("not ", negate)]))
+    if operator == "null":
+        return Meaning(f"{column} is {word}null", lambda row: flip(row.values[name] is None))
+    if operator == "like" and values is texts:
+        pattern = draw(patterns)
+        escape = "!" if "!" in pattern else ""
+        text = f"{column} {word}like {literal(pattern)}" + (" escape '!'" if escape else "")
+        return Meaning(text, lambda row: flip(like(row.values[name], pattern, escape)), frozenset({"like"}))
+    if operator in ("in", "like"):
+        several = draw(st.lists(values, min_size=1, max_size=3))
+        text = f"{column} {word}in ({', '.join(map(literal, several))})"
+        return Meaning(
+            text, lambda row: flip(any_of([compare("=", row.values[name], one) for one in several]))
+        )
+    needs = frozenset({"text order"} if values is texts and operator not in ("=", "!=") else ())
+    low, high = draw(values), draw(values)
+    if operator == "between":
+        text = f"{column} {word}between {literal(low)} and {literal(high)}"
+        return Meaning(
+            text,
+            lambda row: flip(
+                both(compare(">=", row.values[name], low), compare("<=", row.values[name], high))
+            ),
+            needs,
+        )
+    return Meaning(
+        f"{column} {operator} {literal(low)}", lambda row: compare(operator, row.values[name], low), needs
+    )
+
+
+conditions = st.recursive(
+    leaves(),
+    lambda inner: st.one_of(
+        st.builds(lambda a: Meaning(f"not ({a.text})", lambda row: negate(a.truth(row)), a.needs), inner),
+        st.builds(
+            lambda a, b: Meaning(
+                f"({a.text}) and ({b.text})", lambda row: both(a.truth(row), b.truth(row)), a.needs | b.needs
+            ),
+            *(inner, inner),
+        ),
+        st.builds(
+            lambda a, b: Meaning(
+                f"({a.text}) or ({b.text})", lambda row: either(a.truth(row), b.truth(row)), a.needs | b.needs
+            ),
+            *(inner, inner),
+        ),
+    ),
+    max_leaves=4,
+)
+few = settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=[
+        HealthCheck.function_scoped_fixture,
+        HealthCheck.too_slow,
+        HealthCheck.filter_too_much,
+    ],
+)
+
+
+@few
+@given(st.data())
+def test_conditions(filled: Filled, kind: Kind, data: st.DataObject) -> None:
+    """Searches and selections; what a database lacks it refuses, it does not answer something else."""
+    gallery, catalogue = filled
+    meaning = data.draw(conditions)
+    if meaning.needs & kind.refuses:
+        with pytest.raises(InputError):
+            gallery.select(where=meaning.text)
+        return
+    query = catalogue.rows[data.draw(st.integers(0, COUNT - 1))].vector
+    k = data.draw(st.sampled_from([1, 5, 100]))
+    found = gallery.search_vectors(query[None], k, where=meaning.text)[0]
+    check_hits(found, nearest(catalogue.rows, query, k, holds=meaning.truth))
+    assert keys_of(gallery, meaning.text) == {row.key for row in catalogue.rows if meaning.truth(row) is True}
+
+
+@pytest.mark.parametrize("operator", ["=", "!=", "<", "<=", ">", ">=", "in", "like", "between", "null"])
+def test_every_operator(filled: Filled, kind: Kind, operator: str) -> None:
+    gallery, catalogue = filled
+
+    @settings(few, max_examples=6)
+    @given(leaves([operator]))
+    def check(meaning: Meaning) -> None:
+        if meaning.needs & kind.refuses:
+            with pytest.raises(InputError, match=r"column '.*': "):
+                gallery.select(where=meaning.text)
+        else:
+            expected = {row.key for row in catalogue.rows if meaning.truth(row) is True}
+            assert keys_of(gallery, meaning.text) == expected, meaning.text
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"where": "pric > 3"}, "where: no column 'pric' at character 1; did you mean 'price'"),
+        ({"group_by": "colour"}, "no column 'colour'; columns: "),
+        ({"where": "price = 'a'"}, "where: column 'price' at character 1: it holds numbers, not text; "),
+        ({"where": "Brand > date '2024-05-01'"}, "where: column 'Brand' at character 1: it holds no dates; "),
+        ({"exclude": ["absent"]}, "no item 'absent'"),
+        ({"k": 0}, "k must be"),
+        ({"min_probability": 0.5}, "the gallery is not calibrated, so its hits have no probabilities"),
+    ],
+    ids=str,
+)
+def test_refusals(filled: Filled, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        filled[0].search_id("item 4", **options)
+    assert message in str(error.value)
+
+
+# ---- searches
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"k": 3, "group_by": "label"},
+        {"k": 30, "group_by": "brand"},
+        {"k": 4, "group_by": "price", "where": "price > 0"},
+        {"k": 100, "exclude": ("item 4", "item 8", "r/9.png")},
+        {"min_score": 0.9, "k": 40},
+    ],
+    ids=str,
+)
+def test_search_options(filled: Filled, options: dict[str, Any]) -> None:
+    gallery, catalogue = filled
+    expected = dict(options)
+    if "where" in options:
+        expected["holds"] = lambda row: (row.values["price"] or 0) > 0
+        del expected["where"]
+    if group := expected.get("group_by"):
+        expected["group_by"] = {"brand": "Brand"}.get(group, group)
+    left_out = expected.pop("exclude", ())
+    by_key = {row.key: row for row in catalogue.rows}
+    for key in ("item 12", "r/3.png"):
+        found = gallery.search_id(key, **options)
+        check_hits(found, nearest(catalogue.rows, by_key[key].vector, exclude={key, *left_out}, **expected))
+    picture = by_key["g/1.png"]
+    found = gallery.search(catalogue.folder / "g" / "1.png", **options)
+    check_hits(found, nearest(catalogue.rows, picture.vector, exclude=left_out, **expected))
+
+
+def test_excluded_by_id(filled: Filled) -> None:
+    gallery, _ = filled
+    first = gallery.search_id("item 4", 3)
+    found = gallery.search_id("item 4", 3, exclude=[first[0].id, str(first[1].id)])
+    assert [hit.id for hit in found][:1] == [first[2].id]
+
+
+def test_query_expansion(filled: Filled) -> None:
+    gallery, catalogue = filled
+    query = catalogue.rows[12].vector
+    near = nearest(catalogue.rows, query, EXPANSION)
+    moved = expand(
+        query[None], np.stack([row.vector for row, _ in near])[None], np.array([[s for _, s in near]])
+    )
+    found = gallery.search_vectors(query[None], 5, rerank="query-expansion")[0]
+    check_hits(found, nearest(catalogue.rows, moved[0], 5), 1e-4)
+
+
+@pytest.mark.parametrize("group_by", [None, "label"])
+def test_k_reciprocal(filled: Filled, group_by: str | None) -> None:
+    gallery, catalogue = filled
+    query = catalogue.rows[12].vector
+    near = [row for row, _ in nearest(catalogue.rows, query, CANDIDATES)]
+    scores = 1 - k_reciprocal(query, np.stack([row.vector for row in near]))
+    order = np.argsort(-scores, kind="stable")
+    expected = [(near[n], float(scores[n])) for n in order]
+    if group_by:
+        seen = Counter[str]()
+        expected = [
+            pair
+            for pair in expected
+            if not seen[pair[0].values["label"]] and not seen.update([pair[0].values["label"]])
+        ]
+    found = gallery.search_vectors(query[None], 3, rerank="k-reciprocal", group_by=group_by)[0]
+    check_hits(found, expected[:3], 1e-4)
+
+
+@pytest.mark.parametrize("order", ["price desc", "Brand"])
+def test_order_of_hits(filled: Filled, order: str) -> None:
+    gallery, catalogue = filled
+    column, descending = order.split()[0], order.endswith("desc")
+    (found,) = gallery.find(catalogue.rows[0].vector[None], SearchOptions(30, order=order))
+    values = [row.values[column] for row in catalogue.rows if row.values[column] is not None]
+    expected = [*sorted(values, reverse=descending), *[None] * COUNT][:30]
+    assert [hit.metadata.get(column) for hit in found] == expected
+
+
+def test_probabilities(filled: Filled) -> None:
+    """Of any calibration: they follow from the scores of the nearest in the whole gallery."""
+    gallery, catalogue = filled
+    vectors = np.stack([row.vector for row in catalogue.rows[:3]])
+    vectors[2] = -vectors[2]  # its picture is not in the gallery
+    curve = Calibration(gallery.fingerprint, COUNT, (4.0, -1.0, -0.5, 1.0, -1.0, 0.3), -1.0, 0.9, 0.5, "", {})
+    write_calibration(gallery.folder, curve)
+    try:
+        for options in (
+            SearchOptions(5),
+            SearchOptions(3, where="price > 2"),
+            SearchOptions(3, group_by="Brand"),
+        ):
+            for query, hits in zip(vectors, gallery.find(vectors, options), strict=True):
+                near = [score for _, score in nearest(catalogue.rows, query, DEPTH + 10)]
+                facts = np.tile(summary(near), (len(hits), 1))
+                expected = curve.probabilities(np.array([hit.score for hit in hits]), facts)
+                np.testing.assert_allclose([hit.probability for hit in hits], expected, atol=1e-4)
+    finally:
+        (gallery.folder / NAME).unlink()
+
+
+# ---- contents
+
+
+def test_items_and_vectors(filled: Filled) -> None:
+    gallery, catalogue = filled
+    expected = {row.key: row for row in catalogue.rows}
+    assert len(gallery) == COUNT
+    found = contents(gallery)
+    assert found.keys() == expected.keys()
+    for key, (label, metadata, vector) in found.items():
+        assert (label, metadata) == (expected[key].values["label"], expected[key].metadata)
+        np.testing.assert_allclose(vector, expected[key].vector, atol=1e-4)
+    assert set(gallery.columns()) == {*METADATA}
+    ids = gallery.ids_of(["item 4", "r/3.png"])
+    assert [gallery.item(number).key for number in ids] == ["item 4", "r/3.png"]
+    assert gallery.ids_of([str(ids[0]), ids[1]]) == ids
+    assert gallery.present([*ids, 10**15]).tolist() == [True, True, False]
+    assert gallery.items([10**15]) == {}
+    assert [one.key for one in gallery.stored_items(ids[:1])] == ["item 4"]
+    assert gallery.select(["item 4"], where="key = 'r/3.png'") == sorted(ids)
+
+
+def test_item_at(filled: Filled) -> None:
+    gallery, catalogue = filled
+    number = gallery.item_at(catalogue.folder / "r" / "3.png")
+    assert number is not None
+    assert gallery.item(number).key == "r/3.png"
+    assert gallery.item_at(catalogue.folder / "r" / "nothing.png") is None
+
+
+def test_sample(filled: Filled) -> None:
+    gallery, _ = filled
+    some = gallery.sample(7)
+    assert some == sorted({*some}) == gallery.sample(7)
+    assert len(some) == 7
+    assert len(gallery.sample(1000)) == COUNT
+    assert all(gallery.present(some))
+
+
+def test_counts(filled: Filled) -> None:
+    gallery, catalogue = filled
+    assert Counter(dict(gallery.label_counts())) == Counter(row.values["label"] for row in catalogue.rows)
+    for column in METADATA:
+        values = Counter(row.values[column] for row in catalogue.rows if row.values[column] is not None)
+        assert Counter({value: n for value, n in gallery.value_counts(column) if value is not None}) == values
+    sizes = sorted(map(tuple, gallery.image_sizes().tolist()))
+    assert sizes == sorted((row.values["width"], row.values["height"]) for row in catalogue.rows)
+
+
+@pytest.mark.parametrize("where", [None, "price > 0"])
+def test_facets(filled: Filled, where: str | None) -> None:
+    gallery, catalogue = filled
+    rows = [row for row in catalogue.rows if where is None or (row.values["price"] or 0) > 0]
+    expected = []
+    for column in ("label", "price", "Brand", "added", "width"):
+        values = [row.values[column] for row in rows if row.values[column] is not None]
+        counts = sorted(Counter(values).items(), key=lambda pair: (-pair[1], pair[0]))
+        number = not isinstance(values[0], str)
+        days = sorted(moment(value) for value in values) if column == "added" else []  # type: ignore[type-var]
+        ends = (days[0], days[-1]) if days else None
+        shown = None if ends is None else tuple(f"{day:%Y-%m-%dT%H:%M:%S}Z" for day in ends if day)
+        expected.append(
+            Facet(
+                column,
+                counts[:3],
+                len(counts),
+                len(rows) - len(values),
+                (min(values), max(values)) if number else None,
+                shown,  # type: ignore[arg-type]
+            )
+        )
+    found = gallery.facets([facet.column for facet in expected], where, 3)
+    assert (found.items, found.counted) == (len(rows), len(rows))
+    for one, other in zip(found.facets, expected, strict=True):
+        if other.dates and other.dates[0].endswith("T00:00:00Z"):
+            other = dataclasses.replace(other, dates=(other.dates[0][:10], other.dates[1]))
+        assert one == other
+    with pytest.raises(InputError, match="every image has its own key"):
+        gallery.facets(["key"], None, 3)
+
+
+@pytest.mark.parametrize("where", [None, "price > 0"])
+def test_listing(filled: Filled, kind: Kind, where: str | None) -> None:
+    """Pages by ascending id; a database refuses another order."""
+    gallery, catalogue = filled
+    found, place = gallery.listing(where, Order(), None, 7)
+    while place is not None:
+        page, place = gallery.listing(where, Order(), place, 7)
+        found += page
+    assert [item.id for item in found] == sorted(item.id for item in found)
+    keys = [row.key for row in catalogue.rows if where is None or (row.values["price"] or 0) > 0]
+    assert sorted(item.key for item in found) == sorted(keys)
+    if kind.database is not None:
+        with pytest.raises(InputError, match="lists its images by ascending id only; leave the order out"):
+            gallery.listing(where, Order("price"), None, 7)
+    else:
+        prices = [item.metadata.get("price") for item in gallery.listing(where, Order("price"), None, 7)[0]]
+        assert (
+            prices
+            == sorted(
+                row.values["price"]
+                for row in catalogue.rows
+                if row.key in keys and row.metadata.get("price") is not None
+            )[:7]
+        )
+
+
+def test_embeddings(filled: Filled) -> None:
+    gallery, catalogue = filled
+    found = gallery.embeddings()
+    expected = {row.key: row for row in catalogue.rows}
+    assert found.ids.tolist() == sorted(found.ids.tolist())
+    assert len({*found.contents}) == COUNT - 1, "two images are the same"
+    for number, vector, label in zip(found.ids.tolist(), found.vectors, found.labels, strict=True):
+        row = expected[gallery.item(number).key]
+        assert label == row.values["label"]
+        np.testing.assert_allclose(vector, row.vector, atol=1e-5)
+    assert len(gallery.embeddings(limit=7).ids) == 7
+    assert len(gallery.embeddings(labelled=True).ids) == COUNT
+
+
+@pytest.mark.parametrize("min_score", [0.9999, 0.5])
+def test_duplicates(filled: Filled, min_score: float) -> None:
+    gallery, catalogue = filled
+    vectors = np.stack([row.vector for row in catalogue.rows])
+    near = vectors @ vectors.T >= min_score
+    groups = {
+        frozenset(np.flatnonzero(np.linalg.matrix_power(near.astype(float), COUNT)[n] > 0))
+        for n in range(COUNT)
+    }
+    expected = {frozenset(catalogue.rows[n].key for n in group) for group in groups if len(group) > 1}
+    assert any({"item 0", "r/3.png"} <= group for group in expected)
+    found = find_duplicates(gallery, min_score)
+    assert {frozenset(item.key for item in group.members) for group in found.groups} == expected
+
+
+def verification(gallery: SearchableGallery) -> tuple[int, int, list[Any]]:
+    done = verify_store(gallery) if isinstance(gallery, StoreGallery) else verify(gallery.folder)
+    return done.items, done.vectors, done.problems
+
+
+def test_verification(filled: Filled) -> None:
+    assert verification(filled[0]) == (COUNT, COUNT, [])
+
+
+# ---- changes
+
+
+def test_adding_again(gallery: Owned, catalogue: Catalogue) -> None:
+    again = catalogue.add_to(gallery)
+    assert (again.added, again.unchanged, again.bad) == (0, COUNT, [])
+
+
+def test_removal(gallery: Owned, catalogue: Catalogue) -> None:
+    before, named = gallery.state_digest(), {"item 4", "r/9.png"}
+    left = [row for row in catalogue.rows if row.key not in named and row.values["Brand"] != "zoo"]
+    assert gallery.remove(sorted(named), where="Brand = 'zoo'") == COUNT - len(left)
+    gallery.refresh()
+    assert len(gallery) == len(left)
+    assert contents(gallery).keys() == {row.key for row in left}
+    query = left[0].vector
+    check_hits(gallery.search_vectors(query[None], 100)[0], nearest(left, query, 100))
+    assert gallery.state_digest() != before
+    with pytest.raises(InputError, match="no item 'item 4'"):
+        gallery.remove(["item 0", "item 4"])
+    assert gallery.ids_of(["item 0"])
+    assert verification(gallery)[::2] == (len(left), [])
+
+
+def test_amendment(gallery: Owned, catalogue: Catalogue) -> None:
+    (number,) = gallery.ids_of(["item 12"])
+    (item,) = gallery.stored_items([number])
+    editor = open_editor(gallery)
+    with editor.writing():
+        editor.amend(item, "new", {"price": 99.5, "added": None, "colour": "red"})
+    gallery.refresh()
+    changed = gallery.item(number)
+    assert changed.label == "new"
+    assert changed.metadata == {"Brand": catalogue.rows[12].values["Brand"], "price": 99.5, "colour": "red"}
+    assert [hit.id for hit in gallery.search_id("item 16", 50, where="price = 99.5")] == [number]
+    assert gallery.select(where="added > date '1990-01-01' and price = 99.5") == []
+    with editor.writing(), pytest.raises(InputError, match="price"):
+        editor.amend(item, "new", {"price": "cheap"})
+
+
+def test_changed_file_keeps_its_id(gallery: Owned, catalogue: Catalogue, model: Embedder) -> None:
+    path = catalogue.folder / "r" / "0.png"
+    number = gallery.ids_of(["item 0"])[0]
+    vector = gallery.vector(number)
+    gallery.remove(["item 4"])
+    draw(77, hue=1).save(path)
+    os.utime(path, ns=(1, 1))
+    catalogue.add_to(gallery)
+    gallery.refresh()
+    assert gallery.ids_of(["item 0"]) == [number]
+    np.testing.assert_allclose(gallery.vector(number), model.embed([path])[0], atol=1e-5)
+    assert not np.allclose(gallery.vector(number), vector, atol=1e-3)
+    assert gallery.item(number).metadata == catalogue.rows[0].metadata
+
+
+def test_reopened(gallery: Owned, catalogue: Catalogue) -> None:
+    """What another process sees; one process at a time has an embedded database open."""
+    before = contents(gallery)
+    close(gallery)
+    again = open_gallery(gallery.folder)
+    assert contents(again) == before
+    assert again.search(catalogue.folder / "g" / "1.png", 1)[0].key == "g/1.png"
+    close(again)
+
+
+def test_second_folder_sees_what_the_first_changes(
+    gallery: Owned, kind: Kind, model: Embedder, tmp_path: Path
+) -> None:
+    if not isinstance(gallery, StoreGallery) or kind.database is None or kind.database.server.embedded:
+        pytest.skip("only of servers")
+    second = StoreGallery.connect(tmp_path / "second", model, parse_address(gallery.address))
+    gallery.remove(["item 4"])
+    assert contents(second) == contents(gallery)
+    close(second)
+
+
+def test_another_model_is_refused(filled: Filled, tmp_path: Path, model: Embedder) -> None:
+    gallery, _ = filled
+    other = Embedder(write_model(tmp_path / "other.onnx", "another"))
+    with pytest.raises(InputError):
+        gallery.check_model(other)
+    if isinstance(gallery, StoreGallery):
+        address = parse_address(gallery.address)
+        with pytest.raises(InputError, match="pass the model file that it was built with"):
+            StoreGallery.connect(tmp_path / "g", other, address)
+        with pytest.raises(InputError, match="the collection exists"):
+            StoreGallery.create(tmp_path / "h", model, address)
+        assert not (tmp_path / "g").exists()
+        assert not (tmp_path / "h").exists()
