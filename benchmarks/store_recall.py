@@ -33,10 +33,10 @@ import numpy as np
 from benchmarks.gallery_scale import commit, machine
 from benchmarks.search import draw
 from retrieval import Gallery
+from retrieval.storage.conditions import FilterTest
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import NO_FACTS, Facts, IndexSpec, StoredItem
 from retrieval.storage.store import Store
-from retrieval.stores.conditions import FilterTest
 from retrieval.stores.opening import open_engine, parse_address
 
 K, RECALL = 10, 0.95

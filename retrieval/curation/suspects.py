@@ -31,8 +31,8 @@ from retrieval.progress import Progress
 from retrieval.search.embeddings import StoredEmbeddings
 from retrieval.search.selection import Selection
 from retrieval.search.vectors import bounded_cosine
+from retrieval.storage.conditions import FilterTest
 from retrieval.storage.decisions import DecisionLog
-from retrieval.stores.conditions import FilterTest
 
 NEIGHBOURS = 10
 MAX_NEIGHBOURS = 100

@@ -25,7 +25,7 @@ from retrieval.search.embeddings import StoredEmbeddings
 from retrieval.search.lru_cache import LRUCache
 from retrieval.search.query import SearchOptions, ids_of_names
 from retrieval.search.where import parse_condition
-from retrieval.storage.conditions import Column, find_column
+from retrieval.storage.conditions import Column, Filter, FilterTest, find_column
 from retrieval.storage.facets import Facets, facet_columns
 from retrieval.storage.identity import has_text
 from retrieval.storage.listing import Order, Place
@@ -34,7 +34,7 @@ from retrieval.storage.paths import ItemPaths, number_without_file
 from retrieval.storage.records import UPLOADS, NewItem, StoredItem, Value
 from retrieval.storage.schema import BUILT_IN
 from retrieval.stores.address import Address
-from retrieval.stores.conditions import Filter, FilterTest, is_hidden, resolve
+from retrieval.stores.conditions import is_hidden, resolve
 from retrieval.stores.engine import Amendment, Engine, no_collection
 from retrieval.stores.facets import count_store_facets
 from retrieval.stores.opening import open_engine

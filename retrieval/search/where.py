@@ -10,15 +10,15 @@
     column     = a bare word, or any name in "double quotes"
     value      = 12 | -0.5 | 1e3 | 'text, with '' for a quote' | date '2024-05-01' | true | false
 
-docs/filters.md describes the meaning. `retrieval.storage.conditions` compiles a condition to SQL, where
-values are bound and never become part of the text.
+docs/filters.md describes the meaning. The operators are those of `retrieval.storage.operators`;
+`retrieval.storage.condition_sql` writes a condition as SQL.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import NamedTuple, NoReturn
+from typing import Literal, NamedTuple, NoReturn
 
 from retrieval.errors import ConditionError
 from retrieval.storage.conditions import (
@@ -32,6 +32,7 @@ from retrieval.storage.conditions import (
     type_of,
 )
 from retrieval.storage.functions import fold_pattern, instant
+from retrieval.storage.operators import OPERATORS, Operator
 
 MAX_DEPTH = 32  # of parentheses and "not"
 MAX_TESTS = 700  # a list of values counts as one; SQLite takes expressions of depth 1,000
@@ -45,9 +46,12 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")  # SQLite ends text at NUL, UTF-8 cannot encode surrogates
-_KEYWORDS = frozenset(["and", "or", "not", "in", "like", "is", "null", "between", "true", "false"])
-_COMPARISONS = {"=": "=", "==": "=", "!=": "<>", "<>": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
-_TEST = "=, !=, <, <=, >, >=, in, like, between or is null"
+# The words and symbols that write each operator.
+_WRITTEN = {tuple(text.split()): row for row in OPERATORS.values() for text in row.written}
+_WORDS = {words: row for words, row in _WRITTEN.items() if words[0].isalpha()}
+_KEYWORDS = frozenset(["and", "or", "not", "true", "false", *(word for words in _WORDS for word in words)])
+_TESTS = [row.written[0] for row in OPERATORS.values() if "not" not in row.written[0]]
+_TEST = f"{', '.join(_TESTS[:-1])} or {_TESTS[-1]}"
 
 
 class _Token(NamedTuple):
@@ -96,7 +100,7 @@ class _Parser:
     def _conjunction(self, depth: int) -> Condition:
         return self._joined("and", lambda: self._factor(depth))
 
-    def _joined(self, word: str, part: Callable[[], Condition]) -> Condition:
+    def _joined(self, word: Literal["and", "or"], part: Callable[[], Condition]) -> Condition:
         terms = [part()]
         while self._take(word):
             terms.append(part())
@@ -118,32 +122,46 @@ class _Parser:
         self._tests += 1
         if self._tests > MAX_TESTS:
             self._refuse(f"more than {MAX_TESTS} tests")
-        if self._take("is"):
-            negated = self._take("not")
-            self._need("null", "'null' (or 'not null')")
-            return Test(column, "is null", negated=negated)
-        if self._peek.text in _COMPARISONS and self._peek.kind == "symbol":
-            operator = _COMPARISONS[self._advance().text]
-            return Test(column, operator, (self._value(),))
-        negated = self._take("not")
-        if self._take("in"):
-            self._need("(", "'('")
-            values = [self._value()]
-            while self._take(","):
-                values.append(self._value())
-            self._need(")", "',' or ')'")
-            return Test(column, "in", tuple(values), negated)
-        if self._take("like"):
-            return Test(column, "like", self._pattern(), negated)
-        if self._take("between"):
-            low = self._value()
-            self._need("and", "'and' and the upper end")
-            high = self._value()
-            if type_of(low) != type_of(high):
-                self._refuse("the two ends of 'between' have different types")
-            return Test(column, "between", (low, high), negated)
-        blanks = ' (a name with blanks goes in "double quotes")' if self._peek.kind == "word" else ""
-        return self._fail("'in', 'like' or 'between'" if negated else _TEST + blanks)
+        row = self._operator()
+        if row.operands == "pattern":
+            values: tuple[ConditionValue, ...] = self._pattern()
+        elif row.operands == "list":
+            values = self._list()
+        elif row.operands == "ends":
+            values = self._ends()
+        else:
+            values = (self._value(),) if row.operands == "value" else ()
+        return Test(column, row.name, values)
+
+    def _operator(self) -> Operator:
+        if self._peek.kind == "symbol" and (row := _WRITTEN.get((self._peek.text,))):
+            self._advance()
+            return row
+        taken: tuple[str, ...] = ()
+        while taken not in _WORDS:
+            left = [words[len(taken) :] for words in _WORDS if words[: len(taken)] == taken]
+            if not any(self._take(word) for word in dict.fromkeys(words[0] for words in left)):
+                blanks = ' (a name with blanks goes in "double quotes")' if self._peek.kind == "word" else ""
+                shown = [f"'{' '.join(words)}'" for words in left]
+                self._fail(f"{', '.join(shown[:-1])} or {shown[-1]}" if taken else _TEST + blanks)
+            taken += (self._tokens[self._next - 1].text,)
+        return _WORDS[taken]
+
+    def _list(self) -> tuple[ConditionValue, ...]:
+        self._need("(", "'('")
+        values = [self._value()]
+        while self._take(","):
+            values.append(self._value())
+        self._need(")", "',' or ')'")
+        return tuple(values)
+
+    def _ends(self) -> tuple[ConditionValue, ...]:
+        low = self._value()
+        self._need("and", "'and' and the upper end")
+        high = self._value()
+        if type_of(low) != type_of(high):
+            self._refuse("the two ends of 'between' have different types")
+        return low, high
 
     def _column(self) -> ColumnName:
         token = self._peek

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from retrieval.errors import InputError
-from retrieval.storage.conditions import Column, Condition, comparable, find_column, item_columns
+from retrieval.storage.condition_sql import comparable
+from retrieval.storage.conditions import Column, Condition, find_column, item_columns
 from retrieval.storage.queries import BOTH, compiled
 from retrieval.storage.records import Value
 from retrieval.storage.store import Store

@@ -56,11 +56,11 @@ def fold_pattern(pattern: str, escape: str | None = None) -> str:
 
 
 def _like_folded(pattern: str, value: object) -> bool | None:
-    return None if value is None else _matcher(pattern)(str(value))
+    return None if value is None else matcher(pattern)(str(value))
 
 
 @lru_cache(64)
-def _matcher(pattern: str) -> Callable[[str], bool]:
+def matcher(pattern: str) -> Callable[[str], bool]:
     """Return a function that matches a text with a pattern of `fold_pattern`.
 
     Literal parts are compared after case folding. An underscore stands for one character of the text as it is

@@ -13,17 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from retrieval.storage.condition_sql import SQL, filter_sql, resolve_stored, tables_of, unindexed
 from retrieval.storage.conditions import (
-    SQL,
     Column,
     Condition,
-    Test,
-    compile_condition,
+    Filter,
+    FilterTest,
     find_column,
-    holds_for_missing_values,
     item_columns,
-    tables_of,
-    unindexed,
 )
 from retrieval.storage.schema import AT_ONCE, LISTED, LIVE, SEARCHABLE, quoted
 from retrieval.storage.store import Store
@@ -50,6 +47,20 @@ class ItemCounts:
 # ---- conditions and columns
 
 
+def resolved(store: Store, condition: Condition) -> Filter:
+    """Return the filter of a condition on the columns of a gallery.
+
+    Raises:
+        InputError: The gallery has no such column, or it holds no values of the type.
+    """
+
+    def holds(column: Column, test: str) -> bool:
+        tables = tables_of(test, for_missing_values=False)
+        return bool(store.select(f"SELECT EXISTS (SELECT 1 FROM {tables} WHERE {test})")[0][0])
+
+    return resolve_stored(condition, item_columns(store.columns()), holds)
+
+
 def compiled(store: Store, condition: Condition | None) -> SQL:
     """Return the SQL of a condition on the columns of a gallery, which is true for all items without one.
 
@@ -58,12 +69,7 @@ def compiled(store: Store, condition: Condition | None) -> SQL:
     """
     if condition is None:
         return "1", ()
-
-    def holds(column: Column, test: str) -> bool:
-        tables = tables_of(test, for_missing_values=False)
-        return bool(store.select(f"SELECT EXISTS (SELECT 1 FROM {tables} WHERE {test})")[0][0])
-
-    return compile_condition(condition, item_columns(store.columns()), holds)
+    return filter_sql(resolved(store, condition), item_columns(store.columns()))
 
 
 def ids_matching(store: Store, condition: Condition, among: np.ndarray | None = None) -> np.ndarray:
@@ -77,10 +83,11 @@ def ids_matching(store: Store, condition: Condition, among: np.ndarray | None = 
     Raises:
         InputError: The gallery has no such column, or it holds no values of the type.
     """
-    sql, values = compiled(store, condition)
-    tables = tables_of(sql, for_missing_values=holds_for_missing_values(condition) is True)
+    wanted = resolved(store, condition)
+    sql, values = filter_sql(wanted, item_columns(store.columns()))
+    tables = tables_of(sql, for_missing_values=wanted.holds(lambda column: None))
     # One test reads a lookup index; several would read a row for each entry of one of them.
-    alone = isinstance(condition, Test) and " " not in tables
+    alone = isinstance(wanted, FilterTest) and " " not in tables
     tables = tables if alone else unindexed(tables)
     query = f"SELECT id AS n FROM {tables} WHERE ({sql})"
     if among is not None:

@@ -17,11 +17,11 @@ from urllib.parse import SplitResult, unquote
 import numpy as np
 
 from retrieval.errors import InputError, StoreError
+from retrieval.storage.conditions import Filter
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import StoredItem, Value
 from retrieval.storage.schema import ColumnType
 from retrieval.stores.address import PASSWORD, Address
-from retrieval.stores.conditions import Filter
 
 
 @dataclass(frozen=True)

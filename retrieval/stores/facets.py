@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from retrieval.storage.conditions import Filter
 from retrieval.storage.facets import Facet, Facets, iso
 from retrieval.storage.functions import instant
 from retrieval.storage.records import StoredItem, Value
-from retrieval.stores.conditions import Filter
 from retrieval.stores.engine import Engine
 
 SAMPLE = 50_000  # items that are counted

@@ -9,8 +9,9 @@ import numpy as np
 
 from retrieval.search.query import CANDIDATES, MOST_CANDIDATES, SearchOptions
 from retrieval.search.rerank import EXPANSION, expand, k_reciprocal
+from retrieval.storage.conditions import Filter
 from retrieval.storage.records import StoredItem
-from retrieval.stores.conditions import Filter, without
+from retrieval.stores.conditions import without
 from retrieval.stores.engine import Engine, Neighbours
 
 

@@ -25,11 +25,11 @@ from pymilvus import DataType, MilvusClient, MilvusException
 
 from retrieval.errors import InputError, LookalikeError, StoreError
 from retrieval.progress import Progress
+from retrieval.storage.conditions import Filter
 from retrieval.storage.manifest import Manifest, parse_manifest
 from retrieval.storage.records import StoredItem, Value
 from retrieval.storage.schema import FACTS, ColumnType
 from retrieval.stores.address import Address
-from retrieval.stores.conditions import Filter
 from retrieval.stores.engine import (
     Amendment,
     Engine,

@@ -12,14 +12,16 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from retrieval.errors import InputError
+from retrieval.storage.conditions import ConditionValue, Filter, FilterGroup, FilterTest
+from retrieval.storage.operators import Name
 from retrieval.storage.schema import BUILT_IN
-from retrieval.stores.conditions import Filter, FilterGroup, FilterTest, FilterValue, Operator
+from retrieval.stores.conditions import unsupported
 
 METADATA = "metadata"  # the JSON field
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]{0,59}")
 _INTEGERS = range(-(2**63) + 1, 2**63)  # -2^63 cannot be written: the minus sign is an operator
 _EQUALITY = {"=": "==", "<>": "!="}
+_EXPRESSED = ("=", "<>", "<", "<=", ">", ">=", "in", "not in", "null", "not null")
 _NEVER, _ALWAYS = "(id < 0)", "(id >= 0)"
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r"})
 
@@ -39,9 +41,12 @@ def expression(condition: Filter) -> str:
     """
     if isinstance(condition, FilterGroup):
         return joined(condition.operator, map(expression, condition.terms))
-    if condition.operator in ("like", "not like"):
-        what = f"column {condition.column!r}: Milvus compares patterns with regard to case"
-        raise InputError(f"{what}; use =, in or a comparison by order instead of like")
+    if condition.operator not in _EXPRESSED:
+        problem = f"Milvus has no {condition.operator}"
+        if "like" in condition.operator:
+            problem = "Milvus compares patterns with regard to case"
+        remedy = f"use =, in or a comparison by order instead of {condition.operator.removeprefix('not ')}"
+        raise unsupported(condition, problem, remedy)
     if condition.column in BUILT_IN:
         return _fact(condition)
     field = f'{METADATA}["{key_of(condition.column)}"]'
@@ -61,7 +66,7 @@ def joined(operator: str, terms: Iterable[str]) -> str:
     return level[0]
 
 
-def any_of(field: str, values: Sequence[FilterValue]) -> str:
+def any_of(field: str, values: Sequence[ConditionValue]) -> str:
     """Return the expression for a field with one of some values."""
     return f"({field} in [{', '.join(map(_literal, values))}])"
 
@@ -84,7 +89,7 @@ def _fact(test: FilterTest) -> str:
     return f"((label is not null) and {found})" if field == "label" else found
 
 
-def _of_integers(test: FilterTest) -> tuple[Operator, tuple[FilterValue, ...]]:
+def _of_integers(test: FilterTest) -> tuple[Name, tuple[ConditionValue, ...]]:
     """Return operator and values of the test of an integer field without fractions, which Milvus refuses."""
     operator = test.operator
     numbers = [value for value in test.values if not isinstance(value, str)]
@@ -103,7 +108,7 @@ def _metadata(field: str, test: FilterTest) -> str:
     return f"({field} {_EQUALITY.get(test.operator, test.operator)} {_literal(test.values[0])})"
 
 
-def _literal(value: FilterValue) -> str:
+def _literal(value: ConditionValue) -> str:
     if isinstance(value, str):
         return f'"{value.translate(_ESCAPES)}"'
     if isinstance(value, int) and value not in _INTEGERS:

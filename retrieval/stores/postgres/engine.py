@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 
 from retrieval.errors import InputError
+from retrieval.storage.conditions import Filter
 from retrieval.storage.manifest import Manifest, parse_manifest
 from retrieval.storage.records import StoredItem, Value
 from retrieval.storage.schema import ColumnType, quoted
 from retrieval.stores.address import Address
-from retrieval.stores.conditions import Filter
 from retrieval.stores.engine import Amendment, Engine, Neighbours, no_collection
 from retrieval.stores.postgres.index import PostgresIndex
 from retrieval.stores.postgres.schema import (

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from retrieval.errors import InputError
+from retrieval.storage.conditions import ConditionValue, Filter, FilterTest
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.schema import ColumnType, quoted
-from retrieval.stores.conditions import Filter, FilterTest, FilterValue
+from retrieval.stores.conditions import unsupported
 from retrieval.stores.postgres.sessions import Parameter
 
 REGISTRY = """
@@ -39,6 +40,7 @@ FACTS = {
     "label": "text",
 }
 SQL_TYPES: Mapping[ColumnType, str] = {"text": 'text COLLATE "C"', "number": "numeric"}
+_COMPARISONS = ("=", "<>", "<", "<=", ">", ">=")
 _OPTIONAL = ("label",)
 _MOST_INDEXED = 2000  # dimensions of an index of float32
 _MOST_DIMENSIONS = 4000  # of an index of float16
@@ -183,6 +185,8 @@ class FilterWriter:
             if operator == "in":
                 return f"({column} = ANY({listed}))"
             return f"({column} IS NOT NULL AND {column} <> ALL({listed}))"
+        if operator not in _COMPARISONS:
+            raise unsupported(test, f"PostgreSQL has no {operator}", "use another operator")
         return f"({column} {operator} {self._parameter(_text(values[0]))}::{kind})"
 
     def _like(self, column: str, test: FilterTest) -> str:
@@ -208,7 +212,7 @@ def _pattern(pattern: str, escape: str | None = None) -> str:
     return doubled if escape is None else re.sub(f"{re.escape(escape)}(.)", r"\\\1", doubled, flags=re.DOTALL)
 
 
-def _text(value: FilterValue) -> str:
+def _text(value: ConditionValue) -> str:
     return value if isinstance(value, str) else number_text(value)
 
 

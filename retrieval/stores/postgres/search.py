@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from retrieval.stores.conditions import Filter
+from retrieval.storage.conditions import Filter
 from retrieval.stores.engine import Neighbours
 from retrieval.stores.postgres.schema import Collection, condition_sql
 from retrieval.stores.postgres.sessions import Parameter, Session

@@ -16,7 +16,7 @@ import math
 import operator
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
@@ -24,10 +24,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from retrieval.errors import InputError
+from retrieval.storage.conditions import ConditionValue, Filter, FilterGroup, FilterTest
 from retrieval.storage.manifest import Manifest, parse_manifest
+from retrieval.storage.operators import OPERATORS, Name
 from retrieval.storage.records import StoredItem, Value
 from retrieval.storage.schema import BUILT_IN, ColumnType
-from retrieval.stores.conditions import Filter, FilterGroup, FilterTest, FilterValue
+from retrieval.stores.conditions import unsupported
 from retrieval.stores.engine import Amendment
 
 Payload = dict[str, Any]
@@ -39,13 +41,7 @@ _EXACT = 2**53
 _EXACT_POWER = 22  # 10^22 is the highest power of 10 that a 64-bit float holds exactly
 _NEAR = 16  # units in the last place within which a comparison tests number by number
 _CERTAIN = 8  # units beyond which Qdrant's comparison is right: more than its two readings can be off
-_COMPARE: Mapping[str, Callable[[FilterValue, FilterValue], bool]] = {
-    "=": operator.eq,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
+_BOUNDS: Mapping[Name, str] = {"<": "lt", "<=": "lte", ">": "gt", ">=": "gte"}
 
 
 @dataclass(frozen=True)
@@ -262,39 +258,37 @@ def _condition(filter_: Filter, columns: Mapping[str, PayloadColumn]) -> Conditi
         return {joined: [_condition(term, columns) for term in filter_.terms]}
     fact = filter_.column in BUILT_IN
     path = filter_.column if fact else field_of(filter_.column)
-    missing = {"is_empty": {"key": path}}
-    if filter_.operator == "null":
+    sign, missing = filter_.operator, {"is_empty": {"key": path}}
+    if sign == "null":
         return missing
-    if filter_.operator == "not null":
+    if sign == "not null":
         return {"must_not": [missing]}
-    if filter_.operator in ("<>", "not in"):
+    if sign in ("<>", "not in"):
         same = FilterTest(filter_.column, "in", filter_.values)
         return {"must_not": [missing, _condition(same, columns)]}
-    if filter_.operator in ("like", "not like"):
-        raise InputError(
-            f"column {filter_.column!r}: Qdrant cannot search text by a pattern; "
-            "compare it by =, <> or in, or keep the gallery in files or PostgreSQL"
-        )
-    type_ = BUILT_IN[filter_.column] if fact else columns[filter_.column].type
-    if type_ == "text":
-        if filter_.operator not in ("=", "in"):
-            raise InputError(
-                f"column {filter_.column!r}: Qdrant cannot compare text by {filter_.operator}; "
-                "use =, <> or in, a column of numbers, or date '...' for dates; or PostgreSQL"
-            )
+    text = (BUILT_IN[filter_.column] if fact else columns[filter_.column].type) == "text"
+    equal = sign in ("=", "in")
+    if text and equal:
         return _any_of(path, filter_.values)
+    if text and sign in _BOUNDS:
+        remedy = "use =, <> or in, a column of numbers, or date '...' for dates; or PostgreSQL"
+        raise unsupported(filter_, f"Qdrant cannot compare text by {sign}", remedy)
+    if not equal and sign not in _BOUNDS:
+        remedy = "compare it by =, <> or in, or keep the gallery in files or PostgreSQL"
+        problem = "search text by a pattern" if "like" in sign else f"compare by {sign}"
+        raise unsupported(filter_, f"Qdrant cannot {problem}", remedy)
     numbers = [value for value in filter_.values if isinstance(value, int | float)]
-    if filter_.column == "id" and filter_.operator in ("=", "in"):
+    if filter_.column == "id" and equal:
         return {
             "has_id": [int(number) for number in numbers if 0 < number < _EXACT and number == int(number)]
         }
     exact = None if fact or not columns[filter_.column].inexact else _exact_field_of(filter_.column)
-    if filter_.operator in ("=", "in"):
+    if equal:
         return {"should": [_compared(path, exact, "=", number) for number in numbers] or [{"has_id": []}]}
-    return _compared(path, exact, filter_.operator, numbers[0])
+    return _compared(path, exact, sign, numbers[0])
 
 
-def _any_of(path: str, values: Sequence[FilterValue]) -> Condition:
+def _any_of(path: str, values: Sequence[ConditionValue]) -> Condition:
     return {"key": path, "match": {"any": [*values]}} if values else {"has_id": []}
 
 
@@ -302,7 +296,7 @@ def _equal(path: str, number: float) -> Condition:
     return {"key": path, "range": {"gte": number, "lte": number}}
 
 
-def _compared(path: str, exact: str | None, sign: str, limit: float) -> Condition:
+def _compared(path: str, exact: str | None, sign: Name, limit: float) -> Condition:
     """Return the condition that a number compares with a limit.
 
     Args:
@@ -312,11 +306,11 @@ def _compared(path: str, exact: str | None, sign: str, limit: float) -> Conditio
         limit: Limit.
     """
     if exact is None and not is_inexact(limit):
-        bound = {"<": "lt", "<=": "lte", ">": "gt", ">=": "gte"}.get(sign)
+        bound = _BOUNDS.get(sign)
         return _equal(path, limit) if bound is None else {"key": path, "range": {bound: limit}}
     floats = _floats_near(float(limit))
     whole = _whole_numbers(floats[0], floats[-1]) if exact else range(0)
-    holds = _COMPARE[sign]
+    holds = OPERATORS[sign].holds
     fulfil = [number for number in floats if holds(number, limit)]
     others = [number for number in whole if not holds(number, limit)]
     found: list[Condition] = []

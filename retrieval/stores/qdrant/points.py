@@ -12,10 +12,10 @@ from typing import Any, Literal
 import numpy as np
 
 from retrieval.errors import InputError
+from retrieval.storage.conditions import Filter, FilterTest
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import StoredItem, Value
 from retrieval.storage.schema import ColumnType
-from retrieval.stores.conditions import Filter, FilterTest
 from retrieval.stores.engine import Amendment, Engine, Neighbours, no_collection
 from retrieval.stores.qdrant.payload import (
     FACT_INDEXES,

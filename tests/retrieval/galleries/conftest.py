@@ -22,7 +22,10 @@ from tests.retrieval.stores.databases import Database
 from tests.serve.model import write_model
 
 # Kinds of galleries by name, with their databases of `tests.retrieval.stores.databases`.
-KINDS = {"files": None, "postgresql": "postgres", "qdrant": "qdrant-edge", "milvus": "milvus"}
+KINDS = {
+    **{"files": None, "memory": "memory", "postgresql": "postgres"},
+    **{"qdrant": "qdrant-edge", "milvus": "milvus"},
+}
 COUNT = 40
 BRANDS = ["acme", "Äcme", "b'b", "zoo", None]
 

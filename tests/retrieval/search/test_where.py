@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from retrieval.errors import InputError
 from retrieval.search.where import MAX_DEPTH, MAX_TESTS, parse_condition
 from retrieval.storage import functions
-from retrieval.storage.conditions import Column, compile_condition
+from retrieval.storage.condition_sql import SQL, filter_sql, resolve_stored
+from retrieval.storage.conditions import Column
 
 COLUMNS = {
     "label": Column("label", 't."label"', "text"),
@@ -279,6 +280,10 @@ def filled(rows: list[Row]) -> sqlite3.Connection:
     return db
 
 
+def compiled(text: str, columns: dict[str, Column], holds: Callable[[Column, str], bool]) -> SQL:
+    return filter_sql(resolve_stored(parse_condition(text), columns, holds), columns)
+
+
 def select(text: str, rows: list[Row]) -> list[int]:
     """Return the rows that SQLite finds by a condition."""
     with filled(rows) as db:
@@ -286,7 +291,7 @@ def select(text: str, rows: list[Row]) -> list[int]:
         def holds(column: Column, test: str) -> bool:
             return bool(db.execute(f"SELECT EXISTS (SELECT 1 FROM t WHERE {test})").fetchone()[0])
 
-        sql, bound = compile_condition(parse_condition(text), COLUMNS, holds)
+        sql, bound = compiled(text, COLUMNS, holds)
         found = [n for (n,) in db.execute(f"SELECT n FROM t WHERE {sql} ORDER BY n", bound)]
         assert db.execute("SELECT count(*) FROM t").fetchone() == (len(rows),)
     db.close()
@@ -370,9 +375,7 @@ def test_dates_are_instants(text: str) -> None:
 
 def test_column_may_be_named_like_a_word_of_the_language() -> None:
     columns = {name: Column(name, f't."{name}"') for name in ("date", "escape")}
-    sql, bound = compile_condition(
-        parse_condition("date >= DATE '2024-05-01' and escape = 1"), columns, lambda *_: True
-    )
+    sql, bound = compiled("date >= DATE '2024-05-01' and escape = 1", columns, lambda *_: True)
     assert bound == ("2024-05-01 00:00:00.000000", 1)
     assert 't."escape" = ?' in sql
 
@@ -437,7 +440,7 @@ def test_true_and_false_are_one_and_zero() -> None:
 )
 def test_errors_name_the_position(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        compile_condition(parse_condition(text), COLUMNS, lambda *_: True)
+        compiled(text, COLUMNS, lambda *_: True)
 
 
 def test_sqlite_accepts_the_largest_conditions() -> None:
@@ -472,7 +475,7 @@ def test_sqlite_accepts_the_largest_conditions() -> None:
 )
 def test_sql_injection_is_refused(text: str) -> None:
     with pytest.raises(InputError):
-        compile_condition(parse_condition(text), COLUMNS, lambda *_: True)
+        compiled(text, COLUMNS, lambda *_: True)
 
 
 TOKENS = st.sampled_from(

@@ -12,8 +12,9 @@ from pathlib import Path
 from tests.retrieval.stores.server import Server
 
 # Name of each kind, its module of this folder with `running`, and what it refuses: "like", to compare
-# "text order", or to store "float16".
+# "text order", to store "float16", or "durability".
 KINDS = {
+    "memory": ("memory", frozenset({"durability"})),
     "postgres": ("postgres_server", frozenset[str]()),
     "milvus": ("milvus_server", frozenset({"like", "float16"})),  # the server of Milvus stores float16
     "qdrant-edge": ("qdrant_edge_server", frozenset({"like", "text order"})),

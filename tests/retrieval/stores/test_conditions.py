@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import sqlite3
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,11 +13,13 @@ from hypothesis import strategies as st
 
 from retrieval.errors import InputError
 from retrieval.search.where import parse_condition
-from retrieval.stores.conditions import Filter, FilterGroup, instant_column, microseconds, resolve
+from retrieval.storage.conditions import Filter, FilterGroup
+from retrieval.stores.conditions import instant_column, microseconds, resolve
 from retrieval.stores.opening import parse_address
+from tests.retrieval.search.test_where import like
 
 COLUMNS = {"price": "number", "brand": "text", "added": "text", instant_column("added"): "number"}
-COMPARE: dict[str, Callable[[object, object], bool]] = {
+COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,
     "<>": operator.ne,
     "<": operator.lt,
@@ -26,17 +29,20 @@ COMPARE: dict[str, Callable[[object, object], bool]] = {
 }
 
 
-def holds(filter_: Filter, values: Mapping[str, object]) -> bool:
+def holds(filter_: Filter, values: Mapping[str, Any]) -> bool:
+    """Return whether a filter holds for an item, by the values of its columns."""
     if isinstance(filter_, FilterGroup):
         return (all if filter_.operator == "and" else any)(holds(term, values) for term in filter_.terms)
-    value = values.get(filter_.column)
-    if filter_.operator in ("null", "not null"):
-        return (value is None) == (filter_.operator == "null")
+    value, operator = values.get(filter_.column), filter_.operator
+    if operator in ("null", "not null"):
+        return (value is None) == (operator == "null")
     if value is None:
         return False
-    if filter_.operator in ("in", "not in"):
-        return (value in filter_.values) == (filter_.operator == "in")
-    return COMPARE[filter_.operator](value, filter_.values[0])
+    if operator in ("in", "not in"):
+        return (value in filter_.values) == (operator == "in")
+    if operator in ("like", "not like"):
+        return like(value, *map(str, filter_.values)) is (operator == "like")
+    return COMPARE[operator](value, filter_.values[0])
 
 
 number = st.integers(-2, 2)
@@ -64,7 +70,9 @@ def test_filter_without_negations_equals_the_logic_of_sql(text: str) -> None:
         db.executemany("INSERT INTO items VALUES (?, ?)", rows)
         expected = db.execute(f"SELECT price, brand FROM items WHERE {text} ORDER BY rowid").fetchall()
     found = resolve(parse_condition(text), COLUMNS)
-    assert [row for row in rows if holds(found, dict(zip(("price", "brand"), row, strict=True)))] == expected
+    values = [dict(zip(("price", "brand"), row, strict=True)) for row in rows]
+    assert [row for row, one in zip(rows, values, strict=True) if holds(found, one)] == expected
+    assert [row for row, one in zip(rows, values, strict=True) if found.holds(one.get)] == expected
 
 
 def test_dates_are_compared_as_instants() -> None:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrieval.errors import InputError, StoreError
+from retrieval.storage.conditions import FilterGroup, FilterTest
 from retrieval.storage.schema import RESERVED, match_columns
-from retrieval.stores.conditions import FilterGroup, FilterTest
 from retrieval.stores.engine import Engine
 from retrieval.stores.milvus.filters import expression, key_of
 from tests.retrieval.stores.test_engines import create, item, random_vectors

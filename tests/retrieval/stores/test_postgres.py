@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from retrieval.errors import InputError, LookalikeError, StoreError
+from retrieval.storage.conditions import FilterTest
 from retrieval.storage.manifest import Manifest
 from retrieval.stores.address import Address
-from retrieval.stores.conditions import FilterTest
 from retrieval.stores.engine import Amendment
 from retrieval.stores.opening import parse_address
 from tests.retrieval.stores.postgres_server import running

@@ -19,9 +19,10 @@ import numpy as np
 import pytest
 
 from retrieval.errors import InputError, LockedError, LookalikeError, StoreError
+from retrieval.storage.conditions import FilterTest
 from retrieval.storage.manifest import Manifest
+from retrieval.storage.operators import Name
 from retrieval.storage.records import StoredItem
-from retrieval.stores.conditions import FilterTest, Operator
 from retrieval.stores.engine import Amendment, Engine
 from retrieval.stores.opening import open_engine, parse_address
 from tests.retrieval.stores import test_engines as conformance
@@ -36,7 +37,7 @@ from qdrant_client import QdrantClient
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 from qdrant_client.models import CollectionStatus
 
-OPERATORS: list[Operator] = ["=", "<>", "<", "<=", ">", ">=", "null"]
+OPERATORS: list[Name] = ["=", "<>", "<", "<=", ">", ">=", "null"]
 # Numbers that a reader of JSON, or a comparison of 64-bit floats, may get wrong.
 NUMBERS = [
     *(0, 3, 2.5, -0.0, 5e-324, -5e-324, 2.5e-310, 1.7976931348623155e308, 1.7976931348623157e308),
@@ -119,7 +120,7 @@ def test_amended_numbers_lose_their_exact_text(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("operator", "what"), [("like", "by a pattern"), ("not like", "by a pattern"), (">=", "by >=")]
 )
-def test_unsupported_tests_of_text_are_refused(engine: Engine, operator: Operator, what: str) -> None:
+def test_unsupported_tests_of_text_are_refused(engine: Engine, operator: Name, what: str) -> None:
     engine.add_columns({"brand": "text"})
     with pytest.raises(InputError, match=f"column 'brand': Qdrant cannot .* {what}; .*PostgreSQL"):
         engine.count(FilterTest("brand", operator, ("a%",)))
