@@ -26,10 +26,10 @@ from retrieval.progress import Progress
 from train import data, settings
 from train.config import Config
 from train.data import LabelledImage
+from train.layers.whitening import candidates
 from train.loop.run_folder import Run
 from train.loop.trainer import Trainer
 from train.models.embedding_model import EmbeddingModel, headless_model, pixel_embedder
-from train.teaching.whitening import candidates
 
 SETTINGS = [
     "model.backbone=timm:tf_efficientnet_lite0",

@@ -29,9 +29,9 @@ from retrieval import Gallery, metrics
 from retrieval.metrics import per_query
 from retrieval.metrics.statistics import bootstrap_intervals
 from retrieval.model.layer import Layer
-from train.teaching.layers import fit_starts, learn, learn_layer
-from train.teaching.measuring import KINDS, METRICS, PURPOSES, Candidate, Study, study
-from train.teaching.settings import TeachingConfig
+from train.layers.learning import fit_starts, learn, learn_layer
+from train.layers.measuring import KINDS, METRICS, PURPOSES, Candidate, Study, study
+from train.layers.settings import TeachingConfig
 
 INSIDE, OUTSIDE = "in the gallery", "outside"
 Values = dict[str, np.ndarray]  # of the queries of each kind and place: [1 + candidates, q, metrics]

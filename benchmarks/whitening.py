@@ -18,8 +18,8 @@ import numpy as np
 
 from retrieval import Gallery, metrics
 from retrieval.metrics import per_query
-from train.teaching.copies import embed_copies
-from train.teaching.whitening import COPY_POWERS, MOST_QUERIES, candidates, gain_by_copies, gain_by_labels
+from train.layers.copies import embed_copies
+from train.layers.whitening import COPY_POWERS, MOST_QUERIES, candidates, gain_by_copies, gain_by_labels
 
 SPLITS = 3
 COPIES = 300

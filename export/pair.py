@@ -15,7 +15,6 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from export.archive import write_archive
 from export.graph import module_to_onnx
 from export.model_file import MAX_DIFFERENCE, MIN_COSINE, Proof
 from export.sample_texts import SAMPLE_TEXTS
@@ -23,7 +22,7 @@ from export.samples import SampleImages
 from export.tokenizer_files import Tokenize, check_tokens
 from retrieval.errors import LookalikeError
 from retrieval.images.preprocess import Preprocess
-from retrieval.model.archive import IMAGE, TEXT, TOKENIZER
+from retrieval.model.archive import IMAGE, TEXT, TOKENIZER, write_archive
 from retrieval.model.embedder import FORMAT_VERSION, Embedder
 from retrieval.model.runtime import Runtime
 from retrieval.model.text_encoder import PROPERTY, TOKENS, TextInput

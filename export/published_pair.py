@@ -24,7 +24,6 @@ import numpy as np
 import onnxruntime as ort
 from tokenizers import Tokenizer
 
-from export.archive import write_archive
 from export.model_file import LIBRARIES
 from export.pair import compare, serialized
 from export.published_configs import card_licence, open_clip_preprocess, transformers_preprocess
@@ -36,7 +35,7 @@ from retrieval.errors import InputError
 from retrieval.files import now
 from retrieval.images.preprocess import Preprocess
 from retrieval.machine.installation import versions
-from retrieval.model.archive import IMAGE, TEXT, TOKENIZER
+from retrieval.model.archive import IMAGE, TEXT, TOKENIZER, write_archive
 from retrieval.model.embedder import FORMAT_VERSION, Embedder
 from retrieval.model.external_data import refuse_external_data
 from retrieval.model.hub import download

@@ -13,9 +13,8 @@ from tokenizers.models import WordLevel
 from tokenizers.normalizers import Lowercase
 from tokenizers.pre_tokenizers import Whitespace
 
-from export.archive import write_archive
 from retrieval.images.preprocess import Preprocess
-from retrieval.model.archive import IMAGE, TEXT, TOKENIZER
+from retrieval.model.archive import IMAGE, TEXT, TOKENIZER, write_archive
 from retrieval.model.text_encoder import PROPERTY, TextInput
 
 SIZE, DIM, LENGTH = 16, 8, 12

@@ -48,7 +48,7 @@ FLOORS = {
         "data",
         "input",
         "models losses",
-        "teaching",
+        "layers",
         "loop",
         "experiments",
         "analysis",
@@ -68,13 +68,12 @@ FLOORS = {
         "commands mcp_server",
     ),
     "export": (
-        "archive blend graph int8 published_configs published_graphs samples sample_texts text_cleaning",
-        "cost layer tokenizer_files",
+        "blend graph int8 published_configs published_graphs samples sample_texts text_cleaning",
+        "cost tokenizer_files",
         "model_file",
         "pair",
         "open_clip_pair pretrained published_pair transformers_pair",
-        "gallery_layer",
-        "adaptation commands teaching",
+        "commands",
     ),
 }
 # The imports that climb, at call time: `add` of a gallery starts an ingest, which is built on galleries.

@@ -12,16 +12,19 @@ from __future__ import annotations
 import hashlib
 import mmap
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
 from retrieval.errors import InputError
+from retrieval.files import atomic_write
 from retrieval.model.external_data import refuse_external_data
 
 IMAGE, TEXT, TOKENIZER = "image.onnx", "text.onnx", "tokenizer.json"
 MEMBERS = (IMAGE, TEXT, TOKENIZER)
 _HEADER = 30  # bytes before the name of a member
 _SIGNATURE = b"PK\x03\x04"  # of a zip file that is not empty
+_TIME = (1980, 1, 1, 0, 0, 0)  # equal contents give equal bytes
 
 
 def is_archive(path: Path) -> bool:
@@ -36,6 +39,19 @@ def is_archive_file(file: BinaryIO) -> bool:
     start = file.read(len(_SIGNATURE))
     file.seek(0)
     return start == _SIGNATURE
+
+
+def write_archive(out: Path, members: Mapping[str, bytes]) -> None:
+    """Write a model archive, in place of any earlier one.
+
+    Args:
+        out: File to write.
+        members: Contents of each of `MEMBERS`.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(out) as draft, zipfile.ZipFile(draft, "w", zipfile.ZIP_STORED) as file:
+        for name in MEMBERS:
+            file.writestr(zipfile.ZipInfo(name, _TIME), members[name])
 
 
 class ModelArchive:

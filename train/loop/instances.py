@@ -12,7 +12,7 @@ from retrieval.files import atomic_write
 from retrieval.images.load import load_image
 from train.config import Config
 from train.data import LabelledImage
-from train.teaching.copies import augment
+from train.layers.copies import augment
 
 _COPIES = 1000  # enough for a standard error of 0.016
 _SIDE = 512  # pixels; of the longer side of a copy, at most

@@ -20,12 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
 
-from export.archive import write_archive
 from export.published_graphs import PublishedGraph
 from export.published_pair import _run
 from retrieval import Embedder, InputError
 from retrieval.files import sha256_of
-from retrieval.model.archive import IMAGE, MEMBERS, TEXT, ModelArchive
+from retrieval.model.archive import IMAGE, MEMBERS, TEXT, ModelArchive, write_archive
 from retrieval.model.external_data import PATHS, external_location
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.store import Store

@@ -11,10 +11,9 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from export.archive import write_archive
 from retrieval.errors import InputError
 from retrieval.galleries.files import Gallery
-from retrieval.model.archive import IMAGE, MEMBERS, TEXT, TOKENIZER, ModelArchive
+from retrieval.model.archive import IMAGE, MEMBERS, TEXT, TOKENIZER, ModelArchive, write_archive
 from retrieval.model.embedder import Embedder
 from retrieval.model.text_encoder import PROPERTY, TextInput
 from retrieval.storage.identity import model_file

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from export.layer import append_layer
 from retrieval import Embedder, Gallery, InputError, LookalikeError
 from retrieval.ingest.uploads import Upload, store_uploads
 from retrieval.model.layer import Layer
@@ -21,6 +20,7 @@ from tests.conftest import draw
 from tests.retrieval.filling import commit, contents, item_ids, small_gallery
 from tests.retrieval.killing import OPERATIONS, kill_at_every_step
 from tests.serve.model import DIM, write_model
+from train.layers.folding import append_layer
 
 NEW_DIM = 20
 

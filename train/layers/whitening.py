@@ -18,7 +18,7 @@ from retrieval.errors import InputError
 from retrieval.metrics import per_query
 from retrieval.metrics.statistics import bootstrap_intervals
 from retrieval.model.layer import Layer
-from train.teaching.layers import fit_starts
+from train.layers.learning import fit_starts
 
 POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
 COPY_POWERS = (0.0, 0.25)

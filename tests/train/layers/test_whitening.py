@@ -13,8 +13,8 @@ from retrieval.cli import main
 from retrieval.storage.records import FileStamp, NewItem
 from tests.conftest import draw
 from tests.retrieval.filling import small_gallery
-from train.teaching.copies import augment, embed_copies
-from train.teaching.whitening import NO_CLASS, candidates, gain_by_copies, gain_by_labels
+from train.layers.copies import augment, embed_copies
+from train.layers.whitening import NO_CLASS, candidates, gain_by_copies, gain_by_labels
 
 DIM = 48
 

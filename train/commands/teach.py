@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from export.gallery_layer import apply_layer, print_undo
 from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.device_options import runtime_options
 from retrieval.commands.stores import open_files
@@ -20,10 +19,11 @@ from retrieval.files import now
 from retrieval.model.runtime import Runtime
 from retrieval.text import align_columns, pluralize
 from retrieval.upkeep.reprojection import check_projectable
+from train.layers.applying import apply_layer, print_undo
 
 if TYPE_CHECKING:
-    from train.teaching.labels import Lesson
-    from train.teaching.whitening import WhiteningGain
+    from train.layers.lesson import Lesson
+    from train.layers.whitening import WhiteningGain
 
 _IN_DATABASE = "teach a gallery in files of the same images, and build another collection with its model file"
 _TITLES = {"known": "new images of known classes", "unseen": "images of unseen classes"}
@@ -32,7 +32,7 @@ _METRICS = {"map_at_r": "MAP@R", "recall_at_1": "Recall@1"}
 
 def _print_settings(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        from train.teaching.settings import explain_teaching
+        from train.layers.settings import explain_teaching
 
         print_result(None, False, explain_teaching())
         ctx.exit()
@@ -113,11 +113,11 @@ def teach(
     if is_undo:
         print_undo(gallery, _IN_DATABASE, as_json)
         return
+    from train.layers.learning import fit_starts, learn_layer
+    from train.layers.lesson import read_lesson
+    from train.layers.measuring import PURPOSES, study
+    from train.layers.settings import parse_teaching
     from train.settings import parse_changes
-    from train.teaching.labels import read_lesson
-    from train.teaching.layers import fit_starts, learn_layer
-    from train.teaching.measuring import PURPOSES, study
-    from train.teaching.settings import parse_teaching
 
     config = parse_teaching(parse_changes(overrides))
     target = open_files(gallery, _IN_DATABASE, runtime)
@@ -240,7 +240,7 @@ def _losses(gains: Mapping[Any, Any]) -> list[str]:
 
 def _without_labels(lesson: Lesson) -> WhiteningGain | None:
     """Return what `lookalike adapt` gains, by these labels; `None` if they are too few to measure it."""
-    from train.teaching.whitening import (
+    from train.layers.whitening import (
         DIMS,
         MOST_FITTED,
         NO_CLASS,

@@ -13,10 +13,10 @@ from retrieval import Gallery, InputError
 from retrieval.cli import main
 from retrieval.storage.records import FileStamp, NewItem
 from tests.retrieval.filling import small_gallery
-from train.teaching.labels import join_pairs, read_lesson
-from train.teaching.layers import fit_starts, learn, learn_layer
-from train.teaching.measuring import METRICS, Study, study
-from train.teaching.settings import TeachingConfig, explain_teaching, parse_teaching
+from train.layers.learning import fit_starts, learn, learn_layer
+from train.layers.lesson import join_pairs, read_lesson
+from train.layers.measuring import METRICS, Study, study
+from train.layers.settings import TeachingConfig, explain_teaching, parse_teaching
 
 DIM, SIGNAL = 48, 6  # dimension of the small model; leading dimensions that the classes differ in
 QUICK = ("steps=40", "batch.classes=12", "folds=2", "powers=[0.0]", "blends=[0.0, 0.5, 1.0]")

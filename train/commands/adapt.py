@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from export.gallery_layer import apply_layer, print_undo
-from export.layer import append_layer
 from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.device_options import runtime_options
 from retrieval.commands.stores import open_files
@@ -27,9 +25,11 @@ from retrieval.progress import Progress
 from retrieval.storage.planning import ImageFile
 from retrieval.text import pluralize
 from retrieval.upkeep.reprojection import check_projectable
+from train.layers.applying import apply_layer, print_undo
+from train.layers.folding import append_layer
 
 if TYPE_CHECKING:
-    from train.teaching.whitening import WhiteningGain
+    from train.layers.whitening import WhiteningGain
 
 _IN_DATABASE = "adapt the model file with --images, and build another collection with it"
 _COPIES = 500
@@ -99,7 +99,7 @@ def adapt(
     if is_undo:
         print_undo(target, _IN_DATABASE, as_json)
         return
-    from train.teaching.whitening import DIMS, FEWEST_QUERIES, POWERS, candidates
+    from train.layers.whitening import DIMS, FEWEST_QUERIES, POWERS, candidates
 
     began = time.monotonic()
     source = _Source.open(target, images, out, runtime, dry_run, drop_old)
@@ -186,7 +186,7 @@ class _Source:
         drop_old: bool,
     ) -> _Source:
         """Open a gallery, or embed images with a model file."""
-        from train.teaching.whitening import MOST_FITTED
+        from train.layers.whitening import MOST_FITTED
 
         if target.is_dir():
             if images is not None or out is not None:
@@ -220,8 +220,8 @@ class _Source:
 
     def measure(self, by: str, found: Any) -> WhiteningGain:
         """Choose a candidate, and measure what it gains."""
-        from train.teaching.copies import embed_copies
-        from train.teaching.whitening import COPY_POWERS, NO_CLASS, gain_by_copies, gain_by_labels
+        from train.layers.copies import embed_copies
+        from train.layers.whitening import COPY_POWERS, NO_CLASS, gain_by_copies, gain_by_labels
 
         labelled = np.array([label is not None for label in self._labels])
         if by == "labels" or (by == "auto" and self.gallery is not None and labelled.any()):

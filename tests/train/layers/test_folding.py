@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from export.layer import append_layer
 from retrieval import Embedder, InputError
 from retrieval.model.layer import Layer
 from tests.conftest import draw
+from train.layers.folding import append_layer
 
 
 def exact(layer: Layer, vectors: np.ndarray) -> np.ndarray:

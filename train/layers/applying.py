@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from export.layer import append_layer
 from retrieval.cli import print_result
 from retrieval.commands.stores import open_files
 from retrieval.galleries.files import Gallery
@@ -15,6 +14,7 @@ from retrieval.model.embedder import Embedder
 from retrieval.model.layer import Layer
 from retrieval.text import pluralize
 from retrieval.upkeep.reprojection import reproject, undo
+from train.layers.folding import append_layer
 
 
 def apply_layer(

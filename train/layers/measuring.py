@@ -20,9 +20,9 @@ import numpy as np
 from retrieval import metrics
 from retrieval.metrics import per_query
 from retrieval.metrics.statistics import bootstrap_intervals
-from train.teaching.layers import Start, learn, mixed
-from train.teaching.settings import TeachingConfig
-from train.teaching.whitening import FEWEST_CLASSES, FEWEST_QUERIES, NO_CLASS
+from train.layers.learning import Start, learn, mixed
+from train.layers.settings import TeachingConfig
+from train.layers.whitening import FEWEST_CLASSES, FEWEST_QUERIES, NO_CLASS
 
 Kind = Literal["known", "unseen"]
 Purpose = Literal["known", "unseen", "both"]

@@ -21,7 +21,7 @@ from retrieval.progress import Progress
 from train import losses
 from train.config import BatchConfig
 from train.input.sampler import ClassBatchSampler
-from train.teaching.settings import TeachingConfig
+from train.layers.settings import TeachingConfig
 
 _FEW = 2  # images for each dimension, below which no dimension is left out
 _NOTHING = 1e-3  # component of vectors of norm 1, or relative deviation, that is nothing but rounding

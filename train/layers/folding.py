@@ -11,10 +11,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from export.archive import write_archive
 from retrieval.errors import InputError, LookalikeError
 from retrieval.files import atomic_write
-from retrieval.model.archive import IMAGE, TEXT, TOKENIZER, ModelArchive, is_archive
+from retrieval.model.archive import IMAGE, TEXT, TOKENIZER, ModelArchive, is_archive, write_archive
 from retrieval.model.embedder import Embedder
 from retrieval.model.layer import Layer
 from retrieval.storage.identity import probe_pixels
