@@ -29,7 +29,8 @@ from retrieval import Gallery, metrics
 from retrieval.metrics import per_query
 from retrieval.metrics.statistics import bootstrap_intervals
 from retrieval.model.layer import Layer
-from train.layers.learning import fit_starts, learn, learn_layer
+from train.layers.components import fit_starts
+from train.layers.learning import learn, learn_layer
 from train.layers.measuring import KINDS, METRICS, PURPOSES, Candidate, Study, study
 from train.layers.settings import TeachingConfig
 

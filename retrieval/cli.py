@@ -73,10 +73,10 @@ COMMANDS = {
         "Plan a gallery of up to 10^11 images: memory, disk, time and machines.",
     ),
     "adapt": (
-        "train.commands.adapt:adapt",
+        "train.commands.layers:adapt",
         "Adapt an embedding to your images without labels, by half-whitening.",
     ),
-    "teach": ("train.commands.teach:teach", "Teach a gallery from labels which images belong together."),
+    "teach": ("train.commands.layers:teach", "Teach a gallery from labels which images belong together."),
     "evaluate": (
         "train.commands.evaluate:evaluate",
         "Measure a run, a model or a gallery on labelled images.",

@@ -20,7 +20,8 @@ import numpy as np
 from retrieval import metrics
 from retrieval.metrics import per_query
 from retrieval.metrics.statistics import bootstrap_intervals
-from train.layers.learning import Start, learn, mixed
+from train.layers.components import Start, mixed
+from train.layers.learning import learn
 from train.layers.settings import TeachingConfig
 from train.layers.whitening import FEWEST_CLASSES, FEWEST_QUERIES, NO_CLASS
 
@@ -101,7 +102,7 @@ class Measurement:
     @property
     def is_accepted(self) -> bool:
         """Whether every kind that the purpose names has a proven gain."""
-        found = [self.gains[kind] for kind in _kinds(self.purpose)]
+        found = [self.gains[kind] for kind in kinds(self.purpose)]
         return all(gain is not None and gain.is_proven for gain in found)
 
 
@@ -167,14 +168,15 @@ class Study:
         With two kinds, the smaller one of the relative gains counts.
         """
         ratios = [np.ones(len(self._candidates))]
-        for kind in _kinds(purpose):
+        for kind in kinds(purpose):
             if some[kind].any():
                 means = values[kind][:, some[kind], 0].mean(1)
                 ratios.append(means[1:] / max(means[0], _TINY))
         return int(np.min(ratios[1:] or ratios, axis=0).argmax())
 
 
-def _kinds(purpose: Purpose) -> tuple[Kind, ...]:
+def kinds(purpose: Purpose) -> tuple[Kind, ...]:
+    """Return the kinds of images that a purpose names."""
     return KINDS if purpose == "both" else (purpose,)
 
 

@@ -9,27 +9,30 @@ measured on the other, and the other way round.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from retrieval import metrics
+from retrieval.cli import print_status
 from retrieval.errors import InputError
 from retrieval.metrics import per_query
 from retrieval.metrics.statistics import bootstrap_intervals
 from retrieval.model.layer import Layer
-from train.layers.learning import fit_starts
+from retrieval.text import pluralize
+from train.layers.components import FEW, fit_starts
+from train.layers.copies import embed_copies
+from train.layers.flow import Fit, Images
 
 POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
 COPY_POWERS = (0.0, 0.25)
 """Powers to choose from by copies, which overrate high ones: these tell images apart, not classes."""
 DIMS = (512, 256, 128)  # and that of the vectors
-MOST_FITTED = 50_000  # vectors
 MOST_QUERIES = 1000
 FEWEST_QUERIES = 20
 FEWEST_CLASSES = 8  # an interval over fewer would be too narrow
 NO_CLASS = -1
-_FEW = 2  # vectors for each dimension, below which no dimension is left out
+_COPIES = 500
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,79 @@ class WhiteningGain:
         return self.low > 0
 
 
+def fit_whitening(
+    images: Images, *, by: str = "auto", power: float | None = None, dim: int | None = None
+) -> Fit:
+    """Return the half-whitening that serves images best.
+
+    Args:
+        images: Images with their vectors.
+        by: What to choose and measure by: "labels", "copies", or "auto" for labels, if there are enough of
+            them, else copies.
+        power: The only power to try; `None` for `POWERS`.
+        dim: The only dimension to try; `None` for that of the vectors and `DIMS`.
+
+    Raises:
+        InputError: There are too few images, or too few labels for "labels".
+    """
+    count, width = images.vectors.shape if len(images.vectors) else (0, 0)
+    if count < FEWEST_QUERIES:
+        few = pluralize(count, "image")
+        raise InputError(
+            f"{images.target}: {few}, of which no gain can be measured; add images, {FEWEST_QUERIES} at least"
+        )
+    found = candidates(images.vectors, POWERS if power is None else (power,), DIMS if dim is None else (dim,))
+    if dim is not None:
+        found = [one for one in found if one[0].dim == min(dim, width)]
+        if not found:
+            few = f"{count} vectors of {width} dimensions"
+            raise InputError(f"--dim {dim}: {few} are too few to leave out dimensions; leave it out")
+    gain = _measure(images, by, found)
+    measured = asdict(gain)
+    note = {name: value for name, value in measured.items() if name != "chosen"}
+    return Fit(
+        command="adapt",
+        done="adapted",
+        facts={
+            "target": str(images.target),
+            "images": count,
+            **measured,
+            "accepted": gain.is_proven,
+        },
+        lines=[_line(gain)],
+        refusal=None if gain.is_proven else "no gain is certain",
+        note={"images": count, "power": gain.chosen.power, **note},
+        counts={"images": count},
+        layer=lambda: next(layer for one, layer in found if one == gain.chosen),
+    )
+
+
+def _measure(images: Images, by: str, found: Sequence[tuple[Whitening, Layer]]) -> WhiteningGain:
+    labelled = np.array([label is not None for label in images.labels])
+    if by == "labels" or (by == "auto" and labelled.any()):
+        try:
+            classes = np.unique([label or "" for label in images.labels], return_inverse=True)[1]
+            classes[~labelled] = NO_CLASS
+            return gain_by_labels(images.vectors, classes, found)
+        except InputError as error:
+            if by == "labels":
+                raise
+            print_status(f"{error}; augmented copies are used in their place")
+    moderate = [one for one in found if one[0].power in COPY_POWERS]
+    copies, originals = embed_copies(images.embedder, images.paths, _COPIES, show_progress=True)
+    return gain_by_copies(images.vectors, copies, originals, moderate or found)
+
+
+def _line(gain: WhiteningGain) -> str:
+    what = "copies find their originals" if gain.metric == "MRR" else "images find those of their label"
+    change = 100 * (gain.after - gain.before)
+    return (
+        f"{what}: {gain.metric} {100 * gain.before:.1f} -> {100 * gain.after:.1f}, {change:+.1f} "
+        f"({100 * gain.low:+.1f} to {100 * gain.high:+.1f}; {gain.queries} queries), by power "
+        f"{gain.chosen.power:g} and {gain.chosen.dim} dimensions"
+    )
+
+
 def candidates(
     vectors: np.ndarray, powers: Sequence[float] = POWERS, dims: Sequence[int] = DIMS
 ) -> list[tuple[Whitening, Layer]]:
@@ -75,8 +151,8 @@ def candidates(
     With fewer than two vectors for each dimension, no dimension is left out.
     """
     n, width = vectors.shape
-    kept = [width, *(dim for dim in dims if dim < width and n >= _FEW * width)]
-    starts = fit_starts(vectors, tuple(powers), width)
+    kept = [width, *(dim for dim in dims if dim < width and n >= FEW * width)]
+    starts = fit_starts(vectors, powers, width)
     return [
         (Whitening(power, dim), Layer(start.layer.weight[:dim], start.layer.mean))
         for power, start in zip(powers, starts, strict=True)

@@ -13,7 +13,8 @@ from retrieval import Gallery, InputError
 from retrieval.cli import main
 from retrieval.storage.records import FileStamp, NewItem
 from tests.retrieval.filling import small_gallery
-from train.layers.learning import fit_starts, learn, learn_layer
+from train.layers.components import fit_starts
+from train.layers.learning import learn, learn_layer
 from train.layers.lesson import join_pairs, read_lesson
 from train.layers.measuring import METRICS, Study, study
 from train.layers.settings import TeachingConfig, explain_teaching, parse_teaching

@@ -1,0 +1,211 @@
+"""Commands `lookalike adapt` and `lookalike teach`: fit a linear layer behind the model to your images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from retrieval.cli import json_option, print_result
+from retrieval.commands.device_options import runtime_options
+from retrieval.commands.stores import open_files
+from retrieval.errors import InputError
+from retrieval.model.embedder import Embedder
+from retrieval.model.runtime import Runtime
+from train.layers.flow import GalleryTarget, ModelTarget, Outcome, run, undo
+from train.layers.whitening import fit_whitening
+
+if TYPE_CHECKING:
+    from train.layers.measuring import Purpose
+
+_FILE = click.Path(path_type=Path)
+_ADAPT_DATABASE = "adapt the model file with --images, and build another collection with it"
+_TEACH_DATABASE = (
+    "teach a gallery in files of the same images, and build another collection with its model file"
+)
+_dry_run_option = click.option("--dry-run", is_flag=True, help="Measure the gain, and change nothing.")
+_drop_old_option = click.option("--drop-old", is_flag=True, help="Delete an earlier GALLERY.old.")
+
+
+def _finish(ctx: click.Context, outcome: Outcome, as_json: bool) -> None:
+    print_result(outcome.facts, as_json, outcome.lines)
+    if not outcome.is_accepted:
+        ctx.exit(1)
+
+
+@click.command()
+@click.argument("target", metavar="GALLERY|MODEL", type=_FILE)
+@click.option(
+    "--images",
+    type=_FILE,
+    metavar="DIR",
+    help="Images to adapt a model file to; their folders are their labels for --by labels.",
+)
+@click.option("--out", type=_FILE, help="Model file to write, for a model.")
+@click.option(
+    "--by",
+    type=click.Choice(["auto", "copies", "labels"]),
+    default="auto",
+    show_default=True,
+    help="What to choose and measure by. auto: labels, if the gallery has enough of them, else copies.",
+)
+@click.option("--dim", type=click.IntRange(min=1), help="Dimension of the new vectors.  [default: chosen]")
+@click.option(
+    "--power",
+    type=click.FloatRange(0, 1),
+    help="Power of the standard deviations: 0 rotates only, 1 whitens.  [default: chosen]",
+)
+@_dry_run_option
+@click.option("--undo", "is_undo", is_flag=True, help="Restore the state of a gallery before its last layer.")
+@_drop_old_option
+@runtime_options
+@json_option
+@click.pass_context
+def adapt(
+    ctx: click.Context,
+    target: Path,
+    images: Path | None,
+    out: Path | None,
+    by: str,
+    dim: int | None,
+    power: float | None,
+    dry_run: bool,
+    is_undo: bool,
+    drop_old: bool,
+    runtime: Runtime,
+    as_json: bool,
+) -> None:
+    """Adapt an embedding to your images without labels, by half-whitening: a linear layer behind the model.
+
+    The vectors are rotated to their principal components, divided by a power of the standard deviation of
+    each, and shortened. Power and dimension are chosen such that augmented copies of the images find their
+    originals, or, if there are labels, images of the same label find each other.
+
+    \b
+      lookalike adapt shop.gallery --dry-run
+      lookalike adapt shop.gallery
+      lookalike adapt shop.gallery --undo
+      lookalike adapt model.onnx --images photos --out adapted.onnx
+
+    A gallery gets the layer in its model file, and all its vectors are replaced; no image is decoded except
+    for copies. The gallery before is kept as GALLERY.old. Running servers notice the change.
+
+    The gain is measured on images that it was not chosen by, and the layer is refused (exit code 1) unless
+    the gain is certain: its 95% interval is above 0. A gain of copies does not prove one of labels; as copies
+    overrate high powers, they choose among 0 and 0.25 only.
+    """
+    if is_undo:
+        _finish(ctx, undo(open_files(target, _ADAPT_DATABASE)), as_json)
+        return
+    source: GalleryTarget | ModelTarget
+    if target.is_dir():
+        if images is not None or out is not None:
+            raise InputError("--images and --out: for a model file; a gallery has its own images")
+        gallery = open_files(target, _ADAPT_DATABASE, runtime)
+        source = GalleryTarget(gallery, drop_old=drop_old or dry_run)
+    elif not target.exists():
+        raise InputError(f"{target}: there is no such gallery or model file")
+    elif images is None or (out is None and not dry_run):
+        raise InputError(f"{target}: a model file needs --images DIR and --out FILE")
+    else:
+        source = ModelTarget(Embedder.open(target, runtime), [images], out)
+        by = "copies" if by == "auto" else by
+    outcome = run(
+        source, lambda: fit_whitening(source.images(), by=by, power=power, dim=dim), dry_run=dry_run
+    )
+    _finish(ctx, outcome, as_json)
+
+
+def _print_settings(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from train.layers.settings import explain_teaching
+
+        print_result(None, False, explain_teaching())
+        ctx.exit()
+
+
+@click.command()
+@click.argument("gallery", type=_FILE)
+@click.option(
+    "--labels",
+    default="gallery",
+    show_default=True,
+    metavar="TABLE|gallery",
+    help="Labels: those of the gallery, or a CSV or Parquet table, described above.",
+)
+@click.option(
+    "--for",
+    "purpose",
+    type=click.Choice(["known", "unseen", "both"]),
+    default="both",
+    show_default=True,
+    help="What has to gain: new images of the labelled classes, images of classes without labels, or each of "
+    "the two.",
+)
+@_dry_run_option
+@click.option("--undo", "is_undo", is_flag=True, help="Restore the state before the last lesson.")
+@_drop_old_option
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a setting, as in loss.name=triplet.",
+)
+@click.option(
+    "--settings",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_settings,
+    help="List the settings, and exit.",
+)
+@runtime_options
+@json_option
+@click.pass_context
+def teach(
+    ctx: click.Context,
+    gallery: Path,
+    labels: str,
+    purpose: Purpose,
+    dry_run: bool,
+    is_undo: bool,
+    drop_old: bool,
+    overrides: tuple[str, ...],
+    runtime: Runtime,
+    as_json: bool,
+) -> None:
+    """Teach a gallery from labels which images belong together: learn a linear layer on its vectors.
+
+    No image is decoded. The layer goes into the model file of the gallery, all vectors are replaced, and the
+    index is built again; images that are added later get the same layer. Searches continue meanwhile, and
+    running servers notice the change. The gallery before is kept as GALLERY.old; --undo restores it.
+
+    \b
+      lookalike teach shop.gallery --dry-run
+      lookalike teach shop.gallery
+      lookalike teach shop.gallery --labels corrections.csv --for known
+      lookalike teach shop.gallery --labels decisions.csv
+      lookalike teach shop.gallery --undo
+
+    The gain is measured on labelled images that are held out, apart for new images of known classes and for
+    images of unseen classes, and the layer is refused (exit code 1) unless the gain that --for asks for is
+    certain: its 95% interval is above 0. Teaching helps known classes, and may hurt unseen ones: a share of
+    the learned layer is chosen that serves the purpose best, and a certain loss of the others is a warning.
+
+    TABLE has the columns label and one of id, key and path; or it has decisions on pairs of images: the
+    columns a and b (ids or keys) and same (1 or 0). Of several decisions on a pair, the last one counts.
+    """
+    if is_undo:
+        _finish(ctx, undo(open_files(gallery, _TEACH_DATABASE)), as_json)
+        return
+    from train.layers.settings import parse_teaching
+    from train.layers.teaching import fit_teaching
+    from train.settings import parse_changes
+
+    config = parse_teaching(parse_changes(overrides))
+    target = open_files(gallery, _TEACH_DATABASE, runtime)
+    source = GalleryTarget(target, drop_old=drop_old or dry_run)
+    outcome = run(source, lambda: fit_teaching(target, labels, purpose, config), dry_run=dry_run)
+    _finish(ctx, outcome, as_json)
