@@ -19,7 +19,7 @@ import numpy as np
 from retrieval.errors import InputError
 from retrieval.files import now
 from retrieval.galleries.searchable import Hit, SearchableGallery
-from retrieval.ingest.judgements import Judgements
+from retrieval.ingest.judgements import Judgements, connected_components
 from retrieval.metrics.reliability import (
     Bin,
     brier_score,
@@ -346,7 +346,7 @@ def _hits_of_pairs(gallery: SearchableGallery, pairs: Sequence[tuple[int, int, b
             some, gallery.find(np.stack([stored[n] for n in some]), options), strict=True
         ):
             near[number] = summary([hit.score for hit in hits if hit.id != number])
-    groups = _components(ids, [(a, b) for a, b, same in known if same])
+    groups = connected_components(ids, [(a, b) for a, b, same in known if same])
     return JudgedHits(
         scores=np.array([stored[a] @ stored[b] for a, b, _ in known], np.float64),
         nearest=np.array([near[a] for a, _, _ in known], np.float64).reshape(-1, 5),
@@ -355,20 +355,6 @@ def _hits_of_pairs(gallery: SearchableGallery, pairs: Sequence[tuple[int, int, b
         queries=KINDS * np.array([a for a, _, _ in known], np.int64) + PRESENT,
         groups=np.array([groups[a] for a, _, _ in known], np.int64),
     )
-
-
-def _components(items: Sequence[int], pairs: Sequence[tuple[int, int]]) -> dict[int, int]:
-    """Return the number of the connected component of each item."""
-    parent = {item: item for item in items}
-
-    def root(item: int) -> int:
-        while parent[item] != item:
-            parent[item] = item = parent[parent[item]]
-        return item
-
-    for a, b in pairs:
-        parent[root(a)] = root(b)
-    return {item: root(item) for item in items}
 
 
 def check_enough(hits: JudgedHits, where: str) -> None:

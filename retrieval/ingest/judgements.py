@@ -7,7 +7,7 @@ empty label or decision is one that was not made.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +68,25 @@ def read_judgements(file: Path, gallery: SearchableGallery) -> Judgements:
         if labels.setdefault(item, label) != label:
             raise InputError(f"{place}: {value!r} has the label {labels[item]!r} in another row; leave one")
     return Judgements(labels, [])
+
+
+def connected_components(items: Iterable[int], pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Return the connected component of each item, named by one of its items.
+
+    Args:
+        items: All items.
+        pairs: Two items each that are connected.
+    """
+    parent = {item: item for item in items}
+
+    def root(item: int) -> int:
+        while parent[item] != item:
+            parent[item] = item = parent[parent[item]]
+        return item
+
+    for a, b in pairs:
+        parent[root(a)] = root(b)
+    return {item: root(item) for item in parent}
 
 
 def _pairs(rows: Sequence[_Row], gallery: SearchableGallery) -> list[tuple[int, int, bool]]:

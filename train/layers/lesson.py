@@ -10,7 +10,7 @@ import numpy as np
 
 from retrieval.errors import InputError
 from retrieval.galleries.files import Gallery
-from retrieval.ingest.judgements import read_judgements
+from retrieval.ingest.judgements import connected_components, read_judgements
 from retrieval.text import pluralize
 
 GALLERY = "gallery"  # stands for the labels that the gallery has
@@ -91,19 +91,8 @@ def join_pairs(pairs: Sequence[tuple[int, int, bool]]) -> tuple[Mapping[int, int
         pairs: Two item ids, and whether both show the same thing.
     """
     last = {(min(a, b), max(a, b)): same for a, b, same in pairs}
-    parent: dict[int, int] = {}
-
-    def root(item: int) -> int:
-        parent.setdefault(item, item)
-        while parent[item] != item:
-            parent[item] = item = parent[parent[item]]
-        return item
-
-    for (a, b), same in last.items():
-        first, second = root(a), root(b)
-        if same:
-            parent[first] = second
-    wrong = {root(a) for (a, b), same in last.items() if not same and root(a) == root(b)}
-    joined = {item: root(item) for item in parent}
+    items = {item for pair in last for item in pair}
+    joined = connected_components(items, [pair for pair, same in last.items() if same])
+    wrong = {joined[a] for (a, b), same in last.items() if not same and joined[a] == joined[b]}
     kept = {item: group for item, group in joined.items() if group not in wrong}
     return kept, len(joined) - len(kept)
