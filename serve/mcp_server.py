@@ -18,8 +18,8 @@ from pydantic import Field
 from retrieval.commands.device_options import runtime_options
 from retrieval.errors import ImageError, InputError, LookalikeError, did_you_mean
 from retrieval.galleries.searchable import Hit
-from retrieval.images import remote
 from retrieval.images.load import read_bytes
+from retrieval.images.location import Location
 from retrieval.model.runtime import Runtime
 from retrieval.search.query import SearchOptions
 from retrieval.storage.records import Value
@@ -135,7 +135,7 @@ def build_server(services: Sequence[SearchService]) -> Any:
     ) -> list[FoundImage]:
         """Find the images most similar to an image file of this machine."""
         file = Path(path).expanduser()
-        if remote.url_of(file):
+        if Location.parse(file).kind == "url":
             raise InputError(f"{path}: not a file of this machine; download it first")
         try:
             return _search(_named(by_name, gallery), read_bytes(file), k, where)

@@ -17,8 +17,8 @@ from retrieval.commands.options import sheet_option, where_option
 from retrieval.errors import ImageError, InputError
 from retrieval.galleries.database import open_gallery
 from retrieval.galleries.searchable import Hit, SearchableGallery
-from retrieval.images import remote
 from retrieval.images.decode import embed_files
+from retrieval.images.location import locate
 from retrieval.model.runtime import Runtime
 from retrieval.progress import Progress
 from retrieval.reports.sheet import SheetImage, SheetRow, check_sheet_path, write_sheet
@@ -229,11 +229,11 @@ def _queries(
     """Return the queries, the unreadable images and the time for embedding in milliseconds."""
     queries, bad, milliseconds = [], [], 0.0
     if images:
-        embedder = gallery.embedder
+        embedder, places = gallery.embedder, [locate(image) for image in images]
         start = time.perf_counter()
         with Progress("embedding", len(images), show=False) as progress:
             embedded = embed_files(
-                images,
+                places,
                 embedder.preprocess,
                 embedder.embed_pixels,
                 progress,
@@ -243,7 +243,7 @@ def _queries(
         bad = embedded.bad
         if len(bad) == len(images) and not items:
             raise bad[0]
-        names = [remote.shown(str(images[position])) for position in embedded.positions]
+        names = [str(places[position]) for position in embedded.positions]
         queries += [_Query(n, (n,), vector) for n, vector in zip(names, embedded.vectors, strict=True)]
     for number in gallery.ids_of(items):
         item = gallery.item(number)

@@ -22,6 +22,7 @@ from PIL import Image
 
 from retrieval.errors import ImageError
 from retrieval.images.load import open_bytes, read_bytes
+from retrieval.images.location import Location, locate
 from retrieval.images.preprocess import Preprocess
 from retrieval.machine.resources import cores
 from retrieval.progress import Progress
@@ -93,7 +94,7 @@ class _Budget:
 
 
 def decode_ahead(
-    paths: Iterable[Path],
+    paths: Iterable[Path | Location],
     preprocess: Callable[[Image.Image], np.ndarray],
     *,
     side: int | None = None,
@@ -113,7 +114,7 @@ def decode_ahead(
 
 
 def read_ahead(
-    paths: Iterable[Path],
+    paths: Iterable[Path | Location],
     preprocess: Callable[[Image.Image], np.ndarray],
     *,
     side: int | None,
@@ -128,13 +129,14 @@ def read_ahead(
     threads = threads or cores()
     budget, ahead = _Budget(PIXELS_IN_FLIGHT), files_ahead(threads)
 
-    def read(path: Path) -> Decoded | KnownFile | ImageError:
+    def read(path: Path | Location) -> Decoded | KnownFile | ImageError:
+        where = locate(path)
         try:
-            data = read_bytes(path)
+            data = read_bytes(where)
             content = hashlib.sha256(data).hexdigest()
             if known(content):
                 return KnownFile(content)
-            opened = open_bytes(data, str(path), side=side)
+            opened = open_bytes(data, str(where), side=side)
             with budget.holding(opened.pixels):
                 image, size = opened.decode()
                 return Decoded(preprocess(image), content, *size)
@@ -163,7 +165,7 @@ def files_ahead(threads: int) -> int:
 
 
 def embed_files(
-    paths: Sequence[Path],
+    paths: Sequence[Path | Location],
     preprocess: Preprocess,
     embed_pixels: Callable[[np.ndarray], np.ndarray],
     progress: Progress,

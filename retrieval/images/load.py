@@ -26,7 +26,6 @@ import stat
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from PIL import ExifTags, Image, ImageCms, ImageOps, UnidentifiedImageError
@@ -34,6 +33,7 @@ from PIL import ExifTags, Image, ImageCms, ImageOps, UnidentifiedImageError
 from retrieval.errors import ImageError
 from retrieval.images import heic, remote, shards
 from retrieval.images.bombs import bomb_reason, has_too_many_scans
+from retrieval.images.location import Location, locate
 
 DECODE_POLICY = 2
 MAX_PIXELS = 50_000_000
@@ -130,40 +130,41 @@ def load_image(source: ImageSource, *, side: int | None = None, max_pixels: int 
         return _opened(_from_array(source), "array", max_pixels).decode()[0]
     if isinstance(source, bytes):
         return open_bytes(source, "image", side=side, max_pixels=max_pixels).decode()[0]
-    path = Path(source)
-    data = read_bytes(path, regular=False)
-    return open_bytes(data, remote.shown(str(path)), side=side, max_pixels=max_pixels).decode()[0]
+    where = locate(source)
+    data = read_bytes(where, regular=False)
+    return open_bytes(data, str(where), side=side, max_pixels=max_pixels).decode()[0]
 
 
-def read_bytes(path: Path, *, regular: bool = True) -> bytes:
+def read_bytes(source: str | os.PathLike[str] | Location, *, regular: bool = True) -> bytes:
     """Read an image file, which may be inside a tar file or in remote storage.
 
     Args:
-        path: Image file.
+        source: Image file.
         regular: Refuse a FIFO, a socket or a device, which could block. Otherwise wait for its end.
 
     Raises:
         ImageError: It cannot be read.
     """
-    name = remote.shown(str(path))
+    where = locate(source)
+    name = str(where)
+    if where.kind == "member":
+        return shards.read_image(where.root, where.name)
     try:
-        if url := remote.url_of(path):
-            return _checked_size(remote.read(url, MAX_BYTES), name)
+        if where.kind == "url":
+            return _checked_size(remote.read(name, MAX_BYTES), name)
         if regular:
-            _check_regular(path, path.stat())
-        with open(path, "rb", opener=_open_nonblocking if regular else None) as file:
+            _check_regular(name, os.stat(name))
+        with open(name, "rb", opener=_open_nonblocking if regular else None) as file:
             status = os.fstat(file.fileno())
             if regular:  # it may have been replaced since
-                _check_regular(path, status)
+                _check_regular(name, status)
             size = status.st_size
             if size <= MAX_BYTES:
                 # A pipe, and a file below /proc, has no size.
                 return _checked_size(file.read() if size else file.read(MAX_BYTES + 1), name)
         raise _over_limit(name)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise ImageError(name, ImageError.MISSING, "there is no such file") from None
-    except NotADirectoryError:  # a folder of the path is a file, perhaps a tar file
-        return shards.read_image(path)
     except PermissionError:
         raise ImageError(name, ImageError.PERMISSION, "there is no permission to read it") from None
     except IsADirectoryError:
@@ -191,9 +192,9 @@ def irregular(mode: int) -> str | None:
     return None if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else _KINDS.get(stat.S_IFMT(mode), "special file")
 
 
-def _check_regular(path: Path, status: os.stat_result) -> None:
+def _check_regular(name: str, status: os.stat_result) -> None:
     if kind := irregular(status.st_mode):
-        raise ImageError(str(path), ImageError.NOT_AN_IMAGE, f"it is a {kind}, not an image file")
+        raise ImageError(name, ImageError.NOT_AN_IMAGE, f"it is a {kind}, not an image file")
 
 
 def _open_nonblocking(path: str, flags: int) -> int:

@@ -1,26 +1,18 @@
-"""Remote images: files below s3://, gs://, https:// and every other protocol of fsspec.
-
-Users write and read URLs. Inside a gallery, s3://shop/a/x.jpg is the absolute path /s3:/shop/a/x.jpg, so that
-roots, labels and comparisons of paths are those of local files; only listing and reading differ.
-"""
+"""Remote storage: listing and reading below s3://, gs://, https:// and every other protocol of fsspec."""
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
 from retrieval.errors import InputError, LookalikeError
 from retrieval.machine.extras import needs
 
-_URL = re.compile(r"/?([a-z][a-z0-9+-]+):/+(.*)", re.DOTALL)
-_LOCAL = {"file", "local"}
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs"}  # of the protocols that an extra has
 _TIMES = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
 
@@ -31,28 +23,6 @@ class RemoteFile(NamedTuple):
     name: str
     size: int
     mtime_ns: int
-
-
-def url_of(path: Path | str) -> str | None:
-    """Return the URL of a remote path, also of a URL with slashes that `Path` merged; `None` for others."""
-    text = str(path)
-    if ":/" not in text:
-        return None
-    match = _URL.fullmatch(text)
-    if match is None or match[1] in _LOCAL:
-        return None
-    return f"{match[1]}://{match[2]}"
-
-
-def path_of(url: str) -> Path:
-    """Return the absolute path that stands for a URL in a gallery."""
-    protocol, _, rest = url.partition("://")
-    return Path(f"/{protocol}:", rest)
-
-
-def shown(path: str) -> str:
-    """Return a path as users see it: a remote one as a URL."""
-    return url_of(path) or path
 
 
 def read(url: str, most: int) -> bytes:

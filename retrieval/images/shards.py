@@ -1,7 +1,4 @@
-"""Tar shards: images read directly from tar files, without unpacking.
-
-The path of an image in a tar file looks like a path in a folder: `shards/00.tar/a/x.jpg`.
-"""
+"""Tar shards: images read directly from tar files, without unpacking."""
 
 from __future__ import annotations
 
@@ -57,27 +54,28 @@ def is_within(name: str) -> bool:
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 
 
-def stat(path: Path) -> tuple[int, int]:
+def stat(tar: str, name: str) -> tuple[int, int]:
     """Return the size of an image in a tar file, and the modification time of the tar file in nanoseconds.
 
     Raises:
         OSError, InputError: There is no such member.
     """
-    _, member, mtime_ns = _find(path)
-    return member.size, mtime_ns
+    status = os.stat(tar)
+    return _find(tar, name, status).size, status.st_mtime_ns
 
 
-def read_image(path: Path) -> bytes:
+def read_image(tar: str, name: str) -> bytes:
     """Read an image in a tar file; raise an `ImageError` if there is no such member."""
     try:
-        tar, member, _ = _find(path)
-        return read_member(tar, member.start, member.size)
+        with open(tar, "rb") as file:
+            member = _find(tar, name, os.fstat(file.fileno()))
+            return os.pread(file.fileno(), member.size, member.start)
     except ImageError:
         raise
     except InputError as error:
-        raise ImageError(str(path), ImageError.DAMAGED, str(error)) from error
+        raise ImageError(f"{tar}/{name}", ImageError.DAMAGED, str(error)) from error
     except OSError as error:
-        raise ImageError(str(path), ImageError.MISSING, f"it cannot be read ({error})") from error
+        raise ImageError(f"{tar}/{name}", ImageError.MISSING, f"it cannot be read ({error})") from error
 
 
 def read_member(tar: Path, start: int, size: int) -> bytes:
@@ -86,24 +84,21 @@ def read_member(tar: Path, start: int, size: int) -> bytes:
         return os.pread(file.fileno(), size, start)
 
 
-def _find(path: Path) -> tuple[Path, Member, int]:
-    """Return the tar file in a path, the member and the modification time of the tar file in nanoseconds."""
-    tar = next((parent for parent in path.parents if parent.is_file()), None)
-    if tar is None or tar.suffix.lower() != SUFFIX:
-        raise ImageError(str(path), ImageError.MISSING, "there is no such file")
-    status = tar.stat()
-    member = _contents(tar, status.st_size, status.st_mtime_ns).get(path.relative_to(tar).as_posix())
+def _find(tar: str, name: str, status: os.stat_result) -> Member:
+    """Return a member of a tar file, of which the state is given."""
+    member = _contents(tar, status.st_size, status.st_mtime_ns).get(name)
     if member is None:
-        raise ImageError(str(path), ImageError.MISSING, f"{tar.name} contains no such file")
-    return tar, member, status.st_mtime_ns
+        what = f"{os.path.basename(tar)} contains no such file"
+        raise ImageError(f"{tar}/{name}", ImageError.MISSING, what)
+    return member
 
 
 @lru_cache(_CACHED)
-def _contents(tar: Path, size: int, mtime_ns: int) -> dict[str, Member]:
+def _contents(tar: str, size: int, mtime_ns: int) -> dict[str, Member]:
     """Return the members by name, up to any damage. Size and time only make the cache key change."""
     found: dict[str, Member] = {}
     try:
-        for member in members(tar):
+        for member in members(Path(tar)):
             found[member.name] = member
     except InputError:
         if not found:

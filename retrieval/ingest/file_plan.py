@@ -12,7 +12,8 @@ from pathlib import Path
 
 from retrieval.errors import ImageError, InputError
 from retrieval.images.load import read_bytes
-from retrieval.ingest.sources import Entry, Scan, file_exists
+from retrieval.images.location import Location, locate_item
+from retrieval.ingest.sources import Entry, Scan
 from retrieval.machine.resources import cores
 from retrieval.progress import Progress
 from retrieval.storage import schema
@@ -75,7 +76,7 @@ def find_gone(store: Store, plan: Comparison, top: Path) -> None:
         else:
             continue
         for items in plan.unseen(root, low, high):
-            plan.add_gone([item for item, path in items if not file_exists(Path(base, path))])
+            plan.add_gone([item for item, path in items if not locate_item(base, "", path).exists()])
 
 
 def match_moved(store: Store, plan: Comparison, show_progress: bool = False) -> None:
@@ -110,17 +111,18 @@ def _hashed(
 ) -> Iterator[tuple[list[int], list[str | None]]]:
     """Yield the numbers of some files and the SHA-256 of each one, `None` if it cannot be read."""
 
-    def digest(path: Path) -> str | None:
+    def digest(where: Location) -> str | None:
         try:
-            return hashlib.sha256(read_bytes(path)).hexdigest()
+            return hashlib.sha256(read_bytes(where)).hexdigest()
         except ImageError:
             return None
 
-    home, files = store.folder, iter(files)
+    home, files = str(store.folder), iter(files)
     with ThreadPoolExecutor(cores(), thread_name_prefix="hash") as pool:
         while some := list(islice(files, 256)):
             numbers = [number for number, _ in some]
-            yield numbers, list(pool.map(digest, (home / image.full for _, image in some)))
+            places = (locate_item(home, image.root, image.path) for _, image in some)
+            yield numbers, list(pool.map(digest, places))
 
 
 def moved_item(image: ImageFile, item: ItemPlace) -> Change:

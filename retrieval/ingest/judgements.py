@@ -13,6 +13,7 @@ from pathlib import Path
 
 from retrieval.errors import InputError
 from retrieval.galleries.searchable import SearchableGallery
+from retrieval.images.location import Location
 from retrieval.ingest.tables import read_rows
 from retrieval.storage.records import Value
 from retrieval.text import pluralize
@@ -115,11 +116,11 @@ def _ids_of(names: Sequence[_Name], gallery: SearchableGallery) -> list[int]:
 
 
 def _ids_of_paths(names: Sequence[_Name], gallery: SearchableGallery) -> list[int]:
-    """Return the ids of items by the path of their file; a relative path is that below the indexed folder."""
+    """Return the ids of items by path or URL of their file; a relative path is below the indexed folder."""
     ids, unknown = [], []
     for place, value in names:
         path = str(value)
-        if found := gallery.item_at(Path(path).absolute()):
+        if found := gallery.item_at(Path(Location.parse(path).path).absolute()):
             ids.append(found)
         elif _is_known(path, gallery):
             ids += gallery.ids_of([path])

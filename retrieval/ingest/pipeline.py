@@ -8,13 +8,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from retrieval.errors import ImageError
 from retrieval.images.decode import Decoded, KnownFile, read_ahead
+from retrieval.images.location import Location
 from retrieval.model.embedder import Embedder
 from retrieval.model.interruption import run_options, use_options
 
@@ -46,7 +46,7 @@ class EmbeddedBatch:
 
 
 def embed_ahead(
-    paths: Iterable[Path],
+    places: Iterable[Location],
     embedder: Embedder,
     *,
     known: Callable[[str], bool] = lambda _: False,
@@ -58,7 +58,7 @@ def embed_ahead(
     wait at most, besides what `retrieval.images.decode` describes. Close the generator to end the threads.
 
     Args:
-        paths: Image files, taken in the thread that iterates.
+        places: Image files, taken in the thread that iterates.
         embedder: Model.
         known: Whether a file with this SHA-256 needs no vector: it becomes a `KnownFile`. Called by several
             threads.
@@ -79,7 +79,7 @@ def embed_ahead(
         files, vectors = waiting.popleft()
         return EmbeddedBatch(files, nothing if vectors is None else vectors.result())
 
-    read_files = read_ahead(paths, preprocess, side=preprocess.scaled, known=known, threads=threads)
+    read_files = read_ahead(places, preprocess, side=preprocess.scaled, known=known, threads=threads)
     with closing(read_files) as read:
         try:
             while batch := list(islice(read, size)):

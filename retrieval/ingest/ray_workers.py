@@ -19,13 +19,13 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from retrieval.errors import ImageError, InputError, LookalikeError
 from retrieval.images.load import DECODE_POLICY
+from retrieval.images.location import locate
 from retrieval.ingest.pipeline import Embedded, embed_ahead
 from retrieval.ingest.vector_shards import ShardOrigin, VectorShards, shard_table
 from retrieval.machine.devices import Device
@@ -299,8 +299,8 @@ class BlockEmbedder:
         files = self._shards.read_block(self._job.blocks, block)
         found: list[Embedded | ImageError] = []
         vectors = [np.empty((0, self._embedder.dim), np.float32)]
-        paths = map(Path, files["path"].to_pylist())
-        with closing(embed_ahead(paths, self._embedder, threads=self._threads)) as batches:
+        places = map(locate, files["path"].to_pylist())
+        with closing(embed_ahead(places, self._embedder, threads=self._threads)) as batches:
             for batch in batches:
                 found += (file for file in batch.files if isinstance(file, (Embedded, ImageError)))
                 vectors.append(batch.vectors)

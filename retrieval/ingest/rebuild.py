@@ -125,7 +125,7 @@ def _stored_files(gallery: Gallery) -> Iterator[Entry]:
             yield BadFile(no_file, "no-file", "it has a vector but no image file")
             continue
         full = Path(gallery.paths.of(item)).absolute()
-        image = stat_image(full, full.parents[len(Path(item.path).parts) - 1])
+        image = stat_image(str(full), str(full.parents[len(Path(item.path).parts) - 1]))
         if item.root == UPLOADS:
             image = image._replace(root=UPLOADS)
         yield image._replace(label=item.label, id=item.key, metadata=item.metadata, has_own_label=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from retrieval.errors import ImageError
 from retrieval.images.load import read_bytes
+from retrieval.images.location import locate_item
 from retrieval.ingest.sources import Entry, Scan
 from retrieval.storage.decisions import Decision, DecisionLog
 from retrieval.storage.planning import ImageFile
@@ -63,9 +64,10 @@ def _is_same(image: ImageFile, decision: Decision, home: Path) -> bool:
     if (image.size, image.mtime_ns) == (decision.size, decision.mtime_ns):
         return True
     try:
-        return hashlib.sha256(read_bytes(home / image.full)).hexdigest() == decision.content
+        data = read_bytes(locate_item(str(home), image.root, image.path))
     except ImageError:
         return False  # the run reports it
+    return hashlib.sha256(data).hexdigest() == decision.content
 
 
 @dataclass

@@ -6,7 +6,6 @@ in memory during the run.
 
 from __future__ import annotations
 
-import errno
 import glob
 import json
 import os
@@ -21,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from retrieval.errors import ImageError, InputError
 from retrieval.images import remote, shards
 from retrieval.images.load import SUFFIXES, irregular
+from retrieval.images.location import ABSENT, Location, locate
 from retrieval.ingest import tables
 from retrieval.storage import schema
 from retrieval.storage.planning import ImageFile
@@ -93,11 +93,11 @@ def collect(sources: Sources, roots: Iterable[str] = ()) -> Scan:
     Raises:
         InputError: There is no source, or one of them does not exist, contains no image or is invalid.
     """
-    paths, roots = [Path(source) for source in sources.images], list(roots)
+    places, roots = [Location.parse(source) for source in sources.images], list(roots)
     metadata, root = sources.metadata, sources.root
-    if not paths and sources.list_file is None and metadata is None:
+    if not places and sources.list_file is None and metadata is None:
         raise InputError("no images: name files or folders, or pass --list or --metadata")
-    found = scan(paths, roots)
+    found = scan(places, roots)
     if sources.list_file is not None:
         listed = _listed(sources.list_file, absolute(root or Path()), roots)
         found.entries, found.repeats = chain(found.entries, listed), True
@@ -105,24 +105,24 @@ def collect(sources: Sources, roots: Iterable[str] = ()) -> Scan:
         return found
     if not isinstance(metadata, str | Path):
         found.entries = _described(
-            found, found.entries, _rows_of_files(paths, metadata), Path("/"), "metadata"
+            found, found.entries, _rows_of_files(places, metadata), Path("/"), "metadata"
         )
         return found
     table = Path(metadata)
     if root is not None:
         base = absolute(root)
     else:
-        folders = [path for path in paths if path.is_dir() or remote.url_of(path)]
+        folders = [place for place in places if place.kind == "url" or os.path.isdir(place.name)]
         base = absolute(folders[0] if len(folders) == 1 else table.parent)
     rows = tables.read_table(table, found.table)
-    if paths or sources.list_file is not None:
+    if places or sources.list_file is not None:
         found.entries = _described(found, found.entries, rows, base, str(table))
     else:
         found.entries = _files_of_rows(rows, base, roots)
     return found
 
 
-def scan(sources: Iterable[str | Path], roots: Iterable[str] = ()) -> Scan:
+def scan(sources: Iterable[str | Path | Location], roots: Iterable[str] = ()) -> Scan:
     """Find the image files in files, folders, glob patterns, tar shards and URLs.
 
     Folders are searched recursively, through symbolic links too, but each folder only once. The label of an
@@ -137,17 +137,18 @@ def scan(sources: Iterable[str | Path], roots: Iterable[str] = ()) -> Scan:
     Raises:
         InputError: While iterating: a source does not exist or contains no image.
     """
-    paths = [Path(source) for source in sources]
-    several = len(paths) > 1 or any(glob.has_magic(str(path)) for path in paths)
+    places = [Location.parse(source) for source in sources]
+    several = len(places) > 1 or any(glob.has_magic(place.name) for place in places)
     found = Scan(repeats=several)
-    found.entries = _entries(found, paths, list(roots))
+    found.entries = _entries(found, places, list(roots))
     return found
 
 
-def _entries(found: Scan, sources: Iterable[Path], known: Sequence[str]) -> Iterator[Entry]:
-    for source in sources:
-        if url := remote.url_of(source):
-            entries = _remote(found, url, known)
+def _entries(found: Scan, places: Iterable[Location], known: Sequence[str]) -> Iterator[Entry]:
+    for place in places:
+        source = Path(place.path)
+        if place.kind == "url":
+            entries = _remote(found, place, known)
         elif exists(source):
             top = source.resolve()
             if top.name.lower().endswith(_ARCHIVES):
@@ -161,59 +162,22 @@ def _entries(found: Scan, sources: Iterable[Path], known: Sequence[str]) -> Iter
         first = next(entries, None)
         if first is None:
             suffixes = ", ".join(SUFFIXES[:6])
-            raise InputError(f"{source}: no image files in it ({suffixes}, ...){_archive_hint(source)}")
+            raise InputError(f"{place}: no image files in it ({suffixes}, ...){_archive_hint(source)}")
         yield first
         yield from entries
 
 
-def stat_image(path: Path, root: Path) -> ImageFile:
+def stat_image(path: str, root: str) -> ImageFile:
     """Return an image file with its size and modification time; its label is its folder below `root`."""
-    relative = path.relative_to(root)
-    label = relative.parent.as_posix() if relative.parent.parts else None
-    try:
-        size, mtime = _stat(path)
-    except (OSError, ValueError, InputError):  # deleted, or a broken link: reading it reports the error
-        size, mtime = 0, 0
-    return ImageFile(str(root), relative.as_posix(), size, mtime, label)
+    relative = _relative(path, root)
+    # Zeros if it was deleted, or is a broken link: reading it reports the error.
+    return ImageFile(root, relative, *(locate(path).stamp() or (0, 0)), relative.rpartition("/")[0] or None)
 
 
-def stamp_of(path: str) -> tuple[int, int] | None:
-    """Return size and modification time in nanoseconds of a file, or of a member of a tar file.
-
-    Returns:
-        `None` if there is no such file; zeros if that cannot be found out at present, for lack of permission
-        or because of an error of the disk or the network.
-    """
-    try:
-        return _stat(path)
-    except (ValueError, InputError):
-        return None
-    except OSError as error:
-        return None if error.errno in _ABSENT else (0, 0)
-
-
-_ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP}
-
-
-def file_exists(path: Path) -> bool:
-    """Return whether a file, or a member of a tar file, exists; True if that cannot be found out."""
-    return stamp_of(str(path)) is not None
-
-
-def _stat(path: str | Path) -> tuple[int, int]:
-    if url := remote.url_of(path):
-        return remote.stat(url)
-    try:
-        status = os.stat(path)
-    except NotADirectoryError:
-        return shards.stat(Path(path))
-    return status.st_size, status.st_mtime_ns
-
-
-def absolute(path: Path) -> Path:
+def absolute(source: Path | Location) -> Path:
     """Return a path without symbolic links; a URL as the path that stands for it in a gallery."""
-    url = remote.url_of(path)
-    return path.resolve() if url is None else remote.path_of(url)
+    place = Location.parse(source)
+    return Path(place.path) if place.kind == "url" else Path(place.path).resolve()
 
 
 def exists(path: Path) -> bool:
@@ -221,7 +185,7 @@ def exists(path: Path) -> bool:
     try:
         return path.exists()
     except OSError as error:  # a name that is too long
-        if error.errno in _ABSENT:
+        if error.errno in ABSENT:
             return False
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
 
@@ -234,7 +198,7 @@ def _below(found: Scan, top: Path, root: str) -> Iterator[Entry]:
     if top.is_dir():
         yield from _walk(found, str(top), root)
     elif top.is_file() and top.suffix.lower() == shards.SUFFIX:
-        yield from _members(found, top, Path(root))
+        yield from _members(found, top, root)
     else:
         relative = _relative(str(top), root)
         label, _, name = relative.rpartition("/")
@@ -363,10 +327,10 @@ def _archive_hint(source: Path) -> str:
 # ---- remote storage
 
 
-def _remote(found: Scan, url: str, known: Sequence[str]) -> Iterator[Entry]:
+def _remote(found: Scan, url: Location, known: Sequence[str]) -> Iterator[Entry]:
     """Yield the images below a URL, or the file itself."""
-    top = remote.path_of(url)
-    for file in remote.list_files(url):
+    top = Path(url.path)
+    for file in remote.list_files(str(url)):
         path = top / file.name
         root = _root(str(path), known, str(top if file.name else top.parent))
         relative = _relative(str(path), root)
@@ -380,13 +344,13 @@ def _remote(found: Scan, url: str, known: Sequence[str]) -> Iterator[Entry]:
 # ---- tar shards
 
 
-def _members(found: Scan, tar: Path, root: Path) -> Iterator[Entry]:
+def _members(found: Scan, tar: Path, root: str) -> Iterator[Entry]:
     """Yield the images of a tar shard, with metadata from sidecar files of the same stem, as in WebDataset.
 
     x.json contains metadata (and id, label), x.cls the label, x.txt the metadata column "text". Reserved
     column names of a gallery, such as width, are skipped.
     """
-    base, is_empty = stat_image(tar, root), True
+    base, is_empty = stat_image(str(tar), root), True
     try:
         for _, group in groupby(shards.members(tar), lambda member: _stem(member.name)):
             members = list(group)
@@ -464,7 +428,7 @@ def _listed(list_file: str, base: Path, known: Sequence[str]) -> Iterator[Entry]
                 if text.strip():
                     path = _resolve(base, text, f"{name}, line {number}")
                     is_empty = False
-                    yield _image_at(path, _root(str(path), known, _outer(str(path), base)))
+                    yield _image_at(path, _root(path, known, _outer(path, base)))
     except OSError as error:
         raise InputError(f"{name}: cannot be read ({error.strerror})") from error
     if is_empty:
@@ -476,25 +440,27 @@ def _outer(path: str, base: Path) -> str:
     return str(base) if Path(path).is_relative_to(base) else str(Path(*Path(path).parts[:3]))
 
 
-def _image_at(path: Path, root: str) -> Entry:
-    image = stat_image(path, Path(root))
+def _image_at(path: str, root: str) -> Entry:
+    image = stat_image(path, root)
     return _invalid_name(root, image.path) or image
 
 
-def _rows_of_files(paths: Sequence[Path], values: Sequence[Mapping[str, object]]) -> list[tables.TableRow]:
+def _rows_of_files(
+    places: Sequence[Location], values: Sequence[Mapping[str, object]]
+) -> list[tables.TableRow]:
     """Return the values for each of some files as rows of a table."""
-    if len(values) != len(paths):
-        raise InputError(f"metadata: {len(values)} rows for {len(paths)} files; pass one row per file")
-    rows = enumerate(zip(paths, values, strict=True), 1)
+    if len(values) != len(places):
+        raise InputError(f"metadata: {len(values)} rows for {len(places)} files; pass one row per file")
+    rows = enumerate(zip(places, values, strict=True), 1)
     return tables.parse_rows(
-        (f"metadata, row {n}", {**row, "path": str(path.resolve())}) for n, (path, row) in rows
+        (f"metadata, row {n}", {**row, "path": str(absolute(place))}) for n, (place, row) in rows
     )
 
 
 def _files_of_rows(rows: Iterable[tables.TableRow], base: Path, known: Sequence[str]) -> Iterator[Entry]:
     """Yield the images that are listed in a table."""
     for path, row in _by_path(rows, base).items():
-        image = _image_at(Path(path), _root(path, known, _outer(path, base)))
+        image = _image_at(path, _root(path, known, _outer(path, base)))
         yield _with_row(image, row) if isinstance(image, ImageFile) else image
 
 
@@ -516,17 +482,20 @@ def _described(
             f"{name}: no row matches an image; paths are relative to {base}, --root sets another folder"
         )
     for path in (path for path in by_path if path not in matched):
-        if file_exists(Path(path)):
+        if locate(path).exists():
             found.unmatched += 1
         else:
             detail = f"there is no such file ({by_path[path].place})"
-            yield BadFile(stat_image(Path(path), base).stamp, ImageError.MISSING, detail)
+            root = _outer(path, base)
+            relative = _relative(path, root)
+            stamp = FileStamp(root, relative, 0, 0, relative.rpartition("/")[0] or None)
+            yield BadFile(stamp, ImageError.MISSING, detail)
 
 
 def _by_path(rows: Iterable[tables.TableRow], base: Path) -> dict[str, tables.TableRow]:
     by_path: dict[str, tables.TableRow] = {}
     for row in rows:
-        path = str(_resolve(base, row.path, row.place))
+        path = _resolve(base, row.path, row.place)
         if path in by_path:
             raise InputError(f"{row.place}: {row.path!r} is in the table twice")
         by_path[path] = row
@@ -539,13 +508,14 @@ def _with_row(image: ImageFile, row: tables.TableRow) -> ImageFile:
     return image._replace(label=label, id=row.id, metadata=row.metadata, has_own_label=has_own_label)
 
 
-def _resolve(base: Path, name: str, place: str) -> Path:
+def _resolve(base: Path, name: str, place: str) -> str:
     """Return a path in a list or table as a path below `base`; raise an `InputError` if it is outside."""
-    if url := remote.url_of(name):
-        return remote.path_of(url)
+    where = Location.parse(name)
+    if where.kind == "url":
+        return where.path
     path = Path(os.path.normpath(base / name))
     if not path.is_relative_to(base):  # it may contain symbolic links, `base` is without
         path = path.parent.resolve() / path.name
     if not path.is_relative_to(base) or path == base or "\0" in name:
         raise InputError(f"{place}: {name!r} is outside {base}; set --root to the folder of all images")
-    return path
+    return str(path)

@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from retrieval.errors import ImageError, InputError
 from retrieval.galleries.database import RECALL, StoreGallery
+from retrieval.images.location import Location, locate_item
 from retrieval.ingest.file_plan import in_chunks
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult
 from retrieval.ingest.pipeline import Embedded, embed_ahead
@@ -108,7 +108,7 @@ class _Run:
 
     def embed(self, progress: Progress) -> None:
         """Embed and write all files of the scan."""
-        with closing(embed_ahead(self._paths(progress), self._gallery.embedder)) as batches:
+        with closing(embed_ahead(self._places(progress), self._gallery.embedder)) as batches:
             for batch in batches:
                 vectors = iter(batch.vectors)
                 for file in batch.files:
@@ -158,7 +158,7 @@ class _Run:
 
     # ---- comparison with the gallery
 
-    def _paths(self, progress: Progress) -> Iterator[Path]:
+    def _places(self, progress: Progress) -> Iterator[Location]:
         """Yield the new and changed files; store what is new about the others."""
         for chunk in in_chunks(self._found):
             images = []
@@ -176,7 +176,7 @@ class _Run:
                     continue
                 if not _is_unchanged(planned):
                     self._planned.append(planned)
-                    yield image.full
+                    yield locate_item("", image.root, image.path)
                     continue
                 self.result.unchanged += 1
                 if change := _amendment(planned):

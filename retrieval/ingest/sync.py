@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -11,11 +10,11 @@ from pathlib import Path
 from retrieval.errors import InputError
 from retrieval.files import now
 from retrieval.galleries.files import Gallery
-from retrieval.images import remote
+from retrieval.images.location import Location, locate, locate_item
 from retrieval.ingest.file_plan import find_gone, in_chunks, known_roots, match_moved, plan_indexing
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult, carry_out, finish_run, replay_into
 from retrieval.ingest.replay import withhold
-from retrieval.ingest.sources import Entry, Scan, absolute, file_exists, scan, stamp_of
+from retrieval.ingest.sources import Entry, Scan, absolute, scan
 from retrieval.progress import Progress
 from retrieval.storage.planning import Comparison, ImageFile, item_files
 from retrieval.storage.queries import count_items
@@ -229,14 +228,15 @@ def sync(
 
 
 def _scan_folder(gallery: Gallery, folder: Path, min_age: float, ignore_decisions: bool) -> tuple[Path, Scan]:
-    if not folder.is_dir() and not remote.url_of(folder):
+    place = Location.parse(folder)
+    if place.kind != "url" and not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder")
-    found = scan([folder], known_roots(gallery.store))
+    found = scan([place], known_roots(gallery.store))
     if min_age:
         found.entries = _settled(found.entries, min_age)
     if not ignore_decisions:
         withhold(gallery.folder, found)
-    return absolute(folder), found
+    return absolute(place), found
 
 
 def _settled(entries: Iterable[Entry], min_age: float) -> Iterator[Entry]:
@@ -263,7 +263,7 @@ def _stored_files(gallery: Gallery, gone: list[int], total: int, show_progress: 
     with Progress("checking", total, "files", show=show_progress) as progress:
         while items := item_files(gallery.store, last):
             for item, root, path in items:
-                stamp = stamp_of(f"{os.path.join(home, root)}/{path}")
+                stamp = locate_item(home, root, path).stamp()
                 if stamp is None:
                     gone.append(item)
                 else:
@@ -289,7 +289,7 @@ def _forget_bad_files(gallery: Gallery, top: Path | None = None) -> None:
     gone = [
         file.stamp.key
         for file in gallery.store.bad_files()
-        if (top is None or file.stamp.full.is_relative_to(top)) and not file_exists(file.stamp.full)
+        if (top is None or file.stamp.full.is_relative_to(top)) and not locate(file.stamp.full).exists()
     ]
     if gone:
         gallery.store.forget_bad_files(gone)

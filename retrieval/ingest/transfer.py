@@ -22,7 +22,7 @@ from retrieval.galleries.database import StoreGallery
 from retrieval.galleries.database_folder import is_store, read_folder
 from retrieval.galleries.files import Gallery
 from retrieval.galleries.searchable import SearchableGallery
-from retrieval.images import remote
+from retrieval.images.location import shown
 from retrieval.ingest.indexing import index_new_vectors
 from retrieval.ingest.store_transfer import StoreImport, chunks_of_store, kinds_of, types_of
 from retrieval.ingest.tables import TableReport, import_pyarrow
@@ -90,7 +90,7 @@ def _chunks_of(gallery: Gallery, progress: Progress) -> Iterator[Chunk]:
         known, facts, metadata = gallery.store.item_columns(ids[by_id].tolist())
         if len(known) < len(ids):
             raise InputError(f"{gallery.folder}: compacted during the export; run the export again")
-        files = [remote.shown(paths.join(*place)) for place in zip(facts.root, facts.path, strict=True)]
+        files = [*map(shown, map(paths.join, facts.root, facts.path))]
         values = (facts.key, files, facts.label, facts.width, facts.height)
         columns = {**dict(zip(COLUMNS, map(list, values), strict=True)), **metadata}
         yield Chunk(start, state.vectors(some[by_id]), {name: list(found) for name, found in columns.items()})

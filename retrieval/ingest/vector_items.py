@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 
 from retrieval.errors import InputError
 from retrieval.galleries.files import Gallery
-from retrieval.images import remote
+from retrieval.images.location import Location
 from retrieval.ingest.vector_files import Chunk, VectorFile
 from retrieval.progress import Progress
 from retrieval.storage import schema
@@ -260,9 +260,7 @@ def _stamps(
     if not any(paths):
         return paths, paths, nothing, nothing
     if _UNUSUAL.search("\n".join(paths)):
-        paths = [
-            path and str(remote.path_of(path) if "://" in path else PurePosixPath(path)) for path in paths
-        ]
+        paths = [Location.parse(path).path for path in paths]
     start = f"{base}/".replace("//", "/")
     files = [path if path[:1] in ("/", "") else start + path for path in paths]
     below = [file.removeprefix(start) if file[: len(start)] == start else file[1:] for file in files]

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from retrieval.images import remote
+from retrieval.images.location import shown
 from retrieval.storage.queries import files_by_root, ids_of_file
 from retrieval.storage.records import UPLOADS, StoredItem
 from retrieval.storage.store import Store
@@ -37,7 +37,7 @@ class ItemPaths:
 
     def shown(self, item: StoredItem) -> str:
         """Return the path of an item's file as users see it: a remote file's URL."""
-        return remote.shown(self.of(item))
+        return shown(self.of(item))
 
     def join(self, root: str, path: str) -> str:
         """Return the path of an item's file by the item's root and path; empty if it has none."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from retrieval.images import remote
+from retrieval.images.location import shown
 
 Value = str | int | float | None
 MISSING = object()  # stands for a value that is not given, where `None` is given as a value
@@ -48,7 +48,7 @@ class FileStamp:
     @property
     def shown(self) -> str:
         """Path of the file as users see it: a remote file's URL."""
-        return remote.shown(str(self.full))
+        return shown(str(self.full))
 
     @property
     def key(self) -> tuple[str, str]:

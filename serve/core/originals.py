@@ -1,8 +1,8 @@
 """Original image files of a gallery, read only if they are the files that were indexed.
 
 A user with write access to an indexed folder could later put links there, to files that only the server may
-read. So a file is read without following links; a file behind a link or in a tar archive is read only if it
-has the checksum that was indexed.
+read. So a file is read without following links; a file behind a link, in a tar archive or in remote storage
+is read only if it has the checksum that was indexed.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from retrieval.errors import ImageError
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.images.load import read_bytes
+from retrieval.images.location import locate
 from serve.core.errors import UnknownItemError
 
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # without O_NONBLOCK, opening a FIFO would block
@@ -44,23 +46,13 @@ class Original:
         """
         if not self.path:
             raise ImageError("item", ImageError.MISSING, "it has no file")
-        try:
-            descriptor = _open_without_links(self.root, self.path)
-        except OSError:  # a link on the path, a tar archive, or no file
-            return self._read_checked()
-        return _read(descriptor, self.path)
-
-    def _read_checked(self) -> bytes:
-        """Read the file through links and archives and compare its checksum."""
-        path = os.path.join(self.root, self.path)
-        try:
-            descriptor = os.open(path, _FILE)
-        except OSError:  # in a tar archive; otherwise `read_bytes` raises the error
-            data = read_bytes(Path(path))
-        else:
-            data = _read(descriptor, path)
+        where = locate(os.path.join(self.root, self.path))
+        if where.kind == "file":
+            with suppress(OSError):  # a link on the path, or no file
+                return _read(_open_without_links(self.root, self.path), self.path)
+        data = read_bytes(where)
         if hashlib.sha256(data).hexdigest() != self.content_sha256:
-            raise ImageError(path, ImageError.MISSING, "it is not the file that was indexed")
+            raise ImageError(str(where), ImageError.MISSING, "it is not the file that was indexed")
         return data
 
 
@@ -91,6 +83,6 @@ def _read(descriptor: int, name: str) -> bytes:
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ImageError(name, ImageError.NOT_AN_IMAGE, "it is not a regular file")
-        return read_bytes(Path(f"/dev/fd/{descriptor}"))
+        return read_bytes(f"/dev/fd/{descriptor}")
     finally:
         os.close(descriptor)

@@ -13,8 +13,11 @@ import pytest
 from PIL import Image
 
 from retrieval import Gallery, InputError, load_image
-from retrieval.images import remote
-from retrieval.ingest.sync import sync
+from retrieval.ingest.judgements import read_judgements
+from retrieval.ingest.sources import Sources, collect
+from retrieval.ingest.sync import sync, update
+from retrieval.storage.planning import ImageFile
+from retrieval.storage.records import BadFile
 from serve.core.originals import find_original
 from tests.conftest import draw, lookalike_here
 
@@ -52,26 +55,6 @@ def put(system: Any, name: str, image: Image.Image) -> None:
     system.pipe(name, buffer.getvalue())
 
 
-@pytest.mark.parametrize(
-    ("path", "url"),
-    [
-        ("s3://shop/a.png", "s3://shop/a.png"),
-        ("s3:/shop/a.png", "s3://shop/a.png"),  # as `Path` writes it
-        ("/s3:/shop/a.png", "s3://shop/a.png"),
-        ("https://example.org/a b.png", "https://example.org/a b.png"),
-        ("/photos/s3:/a.png", None),
-        ("C:/photos/a.png", None),
-        ("file:///photos/a.png", None),
-        ("photos/a:b.png", None),
-    ],
-)
-def test_urls_are_recognised_in_each_spelling(path: str, url: str | None) -> None:
-    assert remote.url_of(path) == url
-    if url is not None:
-        assert remote.url_of(remote.path_of(url)) == url
-        assert remote.path_of(url).is_absolute()
-
-
 def test_a_gallery_of_remote_images(bucket: Any, tmp_path: Path, model_file: Path) -> None:
     """Same vectors, labels and thumbnails as of local copies; synchronised; exported with URLs."""
     words = [str(tmp_path / "g"), "s3://shop/photos", "--model", str(model_file), "--json"]
@@ -100,6 +83,8 @@ def test_a_gallery_of_remote_images(bucket: Any, tmp_path: Path, model_file: Pat
     assert {i.path for i in copy.items(copy.select(where="id > 0")).values()} == {
         item.path for item in items.values()
     }
+    found = update(copy)
+    assert (found.gone, found.result.unchanged + found.result.added) == ([], 4)
 
     bucket.rm("shop/photos/red/0.png")
     put(bucket, "shop/photos/green/new.png", draw(7, hue=3))
@@ -116,6 +101,41 @@ def test_tables_name_remote_images(bucket: Any, tmp_path: Path, model_file: Path
     gallery.add([], metadata=table)
     (item,) = gallery.items(gallery.select(where="id > 0")).values()
     assert (item.path, item.metadata["price"]) == ("s3://shop/other/x.png", 3)
+    (tmp_path / "labels.csv").write_text("path,label\ns3://shop/other/x.png,cup\n")
+    assert read_judgements(tmp_path / "labels.csv", gallery).labels == {item.id: "cup"}
+
+
+def test_tables_describe_remote_images_beside_local_ones(bucket: Any, tmp_path: Path) -> None:
+    """A row of a URL that does not exist has the bucket as its root, not the folder of the others."""
+    (tmp_path / "photos").mkdir()
+    draw(0).save(tmp_path / "photos" / "0.png")
+    put(bucket, "shop/other/there.png", draw(1))
+    table = tmp_path / "shop.csv"
+    table.write_text("path,price\n0.png,1\ns3://shop/other/there.png,2\ns3://shop/other/gone #1?.png,3\n")
+    found = collect(Sources([tmp_path / "photos"], metadata=table))
+    image, bad = found
+    assert isinstance(image, ImageFile)
+    assert (image.path, image.metadata, found.unmatched) == ("0.png", {"price": 1}, 1)
+    assert isinstance(bad, BadFile)
+    assert (bad.stamp.root, bad.stamp.path, bad.stamp.label) == ("/s3:/shop", "other/gone #1?.png", "other")
+    assert bad.stamp.shown == "s3://shop/other/gone #1?.png"
+
+
+def test_values_for_each_of_some_remote_images(bucket: Any) -> None:
+    urls = ["s3://shop/photos/red/1.png", "s3://shop/photos/blue/0.png"]
+    found = collect(Sources(urls, metadata=[{"price": 1}, {"price": 2}]))
+    assert [(entry.path, entry.metadata) for entry in found if isinstance(entry, ImageFile)] == [
+        ("1.png", {"price": 1}),
+        ("0.png", {"price": 2}),
+    ]
+
+
+def test_unreadable_query_is_named_by_its_url(bucket: Any, tmp_path: Path, model_file: Path) -> None:
+    gallery = Gallery.create(tmp_path / "g", str(model_file))
+    gallery.add(["s3://shop/photos/blue"])
+    url = "s3://shop/photos/blue/broken.png"
+    found = lookalike_here("search", str(gallery.folder), url, code=2)
+    assert url in found.stderr
 
 
 @pytest.mark.parametrize(

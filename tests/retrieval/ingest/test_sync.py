@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from retrieval import Embedder, Gallery, ImageError, InputError
+from retrieval.images.location import Location
 from retrieval.ingest import rebuild as rebuilding
-from retrieval.ingest import sources
 from retrieval.ingest.indexing import IngestResult
 from retrieval.ingest.rebuild import rebuild
 from retrieval.ingest.sync import RemovalLimit, folder_difference, sync, update
@@ -246,11 +246,11 @@ def test_file_that_cannot_be_looked_up_is_not_gone(
     """A stale network file system fails with other errors than those of a missing file."""
     sync(gallery, photos)
 
-    def fail(path: str) -> tuple[int, int]:
+    def fail(where: Location) -> tuple[int, int]:
         raise OSError(errno.ESTALE, "Stale file handle")
 
     (photos / "red" / "0.png").unlink()
-    monkeypatch.setattr(sources, "_stat", fail)
+    monkeypatch.setattr(Location, "stat", fail)
     assert sync(gallery, photos).removed == 0
 
 
