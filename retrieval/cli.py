@@ -49,15 +49,15 @@ COMMANDS = {
     "index": ("retrieval.commands.index:index", "Build and maintain a gallery."),
     "search": ("retrieval.commands.search:search", "Find the images of a gallery that look like yours."),
     "duplicates": (
-        "retrieval.commands.duplicates:duplicates",
+        "retrieval.commands.check.duplicates:duplicates",
         "Find duplicates and near-duplicates in a gallery.",
     ),
     "suspects": (
-        "retrieval.commands.suspects:suspects",
+        "retrieval.commands.check.suspects:suspects",
         "Find the images of a gallery whose label is probably wrong.",
     ),
     "leakage": (
-        "retrieval.commands.leakage:leakage",
+        "retrieval.commands.check.leakage:leakage",
         "Find test images that have a near-duplicate among the training images.",
     ),
     "calibrate": (
@@ -65,7 +65,7 @@ COMMANDS = {
         "Learn the probability that a hit shows the same thing as the query, from labels.",
     ),
     "inspect": (
-        "retrieval.commands.inspect:inspect",
+        "retrieval.commands.check.quality:inspect",
         "Find blurred, dark, tiny and odd images in a gallery, and files that are gone.",
     ),
     "plan": (

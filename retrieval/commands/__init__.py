@@ -1,1 +1,1 @@
-"""Commands: models, galleries, search, duplicates and the comparison of reports."""
+"""Commands: models, galleries, search, checks and the comparison of reports."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from retrieval.commands import decisions, ingest, optimize, stores, transfer, upkeep
+from retrieval.commands import ingest, optimize, stores, transfer, upkeep
+from retrieval.commands.check import decisions
 
 
 @click.group()

@@ -1,0 +1,1 @@
+"""`lookalike check`: what is wrong with the images of a gallery and their labels."""
