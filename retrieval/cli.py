@@ -21,78 +21,89 @@ import click
 
 from retrieval.errors import InputError, LookalikeError, describe_os_error
 from retrieval.machine.extras import missing_extra
+from retrieval.old_names import renew
 from retrieval.text import printable, printable_lines
 
-# Sub-commands: where each one is defined, and its line in `lookalike --help`. This is the only place where
-# `retrieval` names train, export and serve: by string, so that nothing is imported before it is used.
-COMMANDS = {
-    "demo": ("retrieval.demo:demo", "Train, export, index, evaluate and serve a small example."),
-    "datasets": ("train.commands.datasets:datasets", "List, fetch and inspect data sets."),
-    "losses": ("train.commands.losses:losses", "List losses, negatives, miners and regularizers."),
-    "train": ("train.commands.train:train", "Fine-tune an embedder on labelled images."),
-    "recipes": (
-        "train.commands.recipes:recipes",
-        "List, show and run experiments: the tables of five papers, and good defaults.",
-    ),
-    "sweep": ("train.commands.sweep:sweep", "Train variants over several seeds and compare them."),
-    "tune": (
-        "train.commands.tune:tune",
-        "Search the hyper-parameters of methods on held-out classes, then measure them on the test split.",
-    ),
-    "models": ("train.commands.models:models", "List backbones to start from, and describe them."),
-    "export": (
-        "export.commands:export",
-        "Export a training run, a pretrained backbone, or a pair of image and text encoder.",
-    ),
-    "model": ("retrieval.commands.model:model", "Show a model's metadata and benchmark it."),
-    "hub": ("retrieval.commands.hub:hub", "Publish models on the Hugging Face Hub and get them from there."),
-    "index": ("retrieval.commands.index:index", "Build and maintain a gallery."),
-    "search": ("retrieval.commands.search:search", "Find the images of a gallery that look like yours."),
-    "duplicates": (
-        "retrieval.commands.check.duplicates:duplicates",
-        "Find duplicates and near-duplicates in a gallery.",
-    ),
-    "suspects": (
-        "retrieval.commands.check.suspects:suspects",
-        "Find the images of a gallery whose label is probably wrong.",
-    ),
-    "leakage": (
-        "retrieval.commands.check.leakage:leakage",
-        "Find test images that have a near-duplicate among the training images.",
-    ),
-    "calibrate": (
-        "retrieval.commands.calibrate:calibrate",
-        "Learn the probability that a hit shows the same thing as the query, from labels.",
-    ),
-    "inspect": (
-        "retrieval.commands.check.quality:inspect",
-        "Find blurred, dark, tiny and odd images in a gallery, and files that are gone.",
-    ),
-    "plan": (
-        "retrieval.commands.plan:plan",
-        "Plan a gallery of up to 10^11 images: memory, disk, time and machines.",
-    ),
-    "adapt": (
-        "train.commands.layers:adapt",
-        "Adapt an embedding to your images without labels, by half-whitening.",
-    ),
-    "teach": ("train.commands.layers:teach", "Teach a gallery from labels which images belong together."),
-    "evaluate": (
-        "train.commands.evaluate:evaluate",
-        "Measure a run, a model or a gallery on labelled images.",
-    ),
-    "analyze": (
-        "train.commands.analyze:analyze",
-        "Draw the papers' figures from a run, a model or embeddings.",
-    ),
-    "compare": ("retrieval.commands.compare:compare", "Compare evaluation reports with the first one."),
-    "serve": ("serve.commands:serve", "Serve galleries: a page in the browser, and an API for programs."),
-    "mcp": ("serve.mcp_server:mcp", "Let an assistant search galleries, by the Model Context Protocol."),
-    "doctor": (
-        "retrieval.commands.doctor:doctor",
-        "Show GPUs and installed builds, what each command runs on, problems and their repairs.",
-    ),
+# Sub-commands by topic, what most people need first: where each one is defined, and its line in `lookalike
+# --help`. This is the only place where `retrieval` names train, export and serve: by string, so that nothing
+# is imported before it is used.
+TOPICS = {
+    "Begin here": {
+        "index": (
+            "retrieval.commands.index:index",
+            "Build a gallery of your images, and keep it up to date.",
+        ),
+        "search": ("retrieval.commands.search:search", "Find the images of a gallery that look like yours."),
+        "serve": (
+            "serve.commands:serve",
+            "Serve galleries: a page in the browser, and an API for programs.",
+        ),
+        "check": (
+            "retrieval.commands.check:check",
+            "Find what is wrong with a gallery: duplicates, wrong labels, bad pictures.",
+        ),
+        "evaluate": (
+            "train.commands.evaluate:evaluate",
+            "Measure a run, a model or a gallery on labelled images.",
+        ),
+        "train": ("train.commands.train:train", "Fine-tune an embedder on labelled images."),
+        "export": (
+            "export.commands:export",
+            "Export a training run, a pretrained backbone, or a pair of image and text encoder.",
+        ),
+        "demo": ("retrieval.demo:demo", "Train, export, index, evaluate and serve a small example."),
+    },
+    "Improve a gallery without training a network": {
+        "teach": ("train.commands.layers:teach", "Teach a gallery from labels which images belong together."),
+        "adapt": (
+            "train.commands.layers:adapt",
+            "Adapt an embedding to your images without labels, by half-whitening.",
+        ),
+        "calibrate": (
+            "retrieval.commands.calibrate:calibrate",
+            "Learn the probability that a hit shows the same thing as the query, from labels.",
+        ),
+    },
+    "Models and data": {
+        "model": ("retrieval.commands.model:model", "Show a model's metadata and benchmark it."),
+        "models": ("train.commands.models:models", "List backbones to start from, and describe them."),
+        "hub": (
+            "retrieval.commands.hub:hub",
+            "Publish models on the Hugging Face Hub and get them from there.",
+        ),
+        "datasets": ("train.commands.datasets:datasets", "List, fetch and inspect data sets."),
+    },
+    "Experiments": {
+        "compare": ("retrieval.commands.compare:compare", "Compare evaluation reports with the first one."),
+        "sweep": ("train.commands.sweep:sweep", "Train variants over several seeds and compare them."),
+        "tune": (
+            "train.commands.tune:tune",
+            "Search the hyper-parameters of methods on held-out classes, then measure them on the test "
+            "split.",
+        ),
+        "losses": ("train.commands.losses:losses", "List losses, negatives, miners and regularizers."),
+        "recipes": (
+            "train.commands.recipes:recipes",
+            "List, show and run experiments: the tables of five papers, and good defaults.",
+        ),
+        "analyze": (
+            "train.commands.analyze:analyze",
+            "Draw the papers' figures from a run, a model or embeddings.",
+        ),
+    },
+    "Machines and programs": {
+        "doctor": (
+            "retrieval.commands.doctor:doctor",
+            "Show GPUs and installed builds, what each command runs on, problems and their repairs.",
+        ),
+        "plan": (
+            "retrieval.commands.plan:plan",
+            "Plan a gallery of up to 10^11 images: memory, disk, time and machines.",
+        ),
+        "mcp": ("serve.mcp_server:mcp", "Let an assistant search galleries, by the Model Context Protocol."),
+    },
 }
+COMMANDS = {name: place for commands in TOPICS.values() for name, place in commands.items()}
 
 # Packages that the commands of a package import, besides retrieval.
 _IMPORTS = {"train": ("train",), "export": ("export", "train"), "serve": ("serve",)}
@@ -105,11 +116,19 @@ class LazyGroup(click.Group):
 
     Args:
         lazy: For each sub-command its location, "module:attribute", and its line in the list of commands.
+        topics: The same sub-commands by topic; `None` for a list without topics.
     """
 
-    def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **options: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        lazy: Mapping[str, tuple[str, str]],
+        topics: Mapping[str, Mapping[str, tuple[str, str]]] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(*args, **options)
         self._lazy = lazy
+        self._topics = topics or {"Commands": lazy}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._lazy)
@@ -128,8 +147,20 @@ class LazyGroup(click.Group):
             raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, help_line) for name, (_, help_line) in self._lazy.items()])
+        width = max(map(len, self._lazy))
+        for topic, commands in self._topics.items():
+            with formatter.section(topic):
+                formatter.write_dl([(name.ljust(width), line) for name, (_, line) in commands.items()])
+
+
+class _Root(LazyGroup):
+    """The group of all commands, which also knows the old names."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        args, notes = renew(args)
+        for note in notes:
+            print_status(note)
+        return super().parse_args(ctx, args)
 
 
 def _check_not_shadowed(package: str) -> None:
@@ -149,7 +180,9 @@ def _check_not_shadowed(package: str) -> None:
         )
 
 
-@click.group(cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Root, lazy=COMMANDS, topics=TOPICS, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(package_name="lookalike")
 @click.option(
     "--debug", is_flag=True, help="Show the traceback of an error; accepted anywhere on the command line."

@@ -23,7 +23,7 @@ PACKAGES = {
 # The rooms of each package, from the ground up. A module imports from its own room and from lower floors.
 FLOORS = {
     "retrieval": (
-        "errors text",
+        "errors text old_names",
         "files progress",
         "machine",
         "cli images",

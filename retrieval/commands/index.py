@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from retrieval.commands import ingest, optimize, stores, transfer, upkeep
-from retrieval.commands.check import decisions
 
 
 @click.group()
@@ -30,7 +29,6 @@ for command in (
     ingest.watch,
     ingest.rebuild,
     upkeep.remove,
-    decisions.decisions,
     upkeep.info,
     upkeep.verify,
     upkeep.compact,

@@ -51,7 +51,7 @@ _BUILD_ANOTHER = "build another collection by `lookalike index build` with the n
 ignore_decisions_option = click.option(
     "--ignore-decisions",
     is_flag=True,
-    help="Add images that were removed by hand, and do not carry out other decisions; see `lookalike index "
+    help="Add images that were removed by hand, and do not carry out other decisions; see `lookalike check "
     "decisions`.",
 )
 _FILE = click.Path(path_type=Path)
@@ -611,7 +611,7 @@ def _summary(gallery: SearchableGallery, result: IngestResult) -> str:
         text += f" ({pluralize(result.ignored, 'file')} without an image suffix ignored)"
     if result.withheld:
         left_out = f"{pluralize(result.withheld, 'file')} left out, whose image was removed by hand"
-        text += f" ({left_out}: `lookalike index decisions`)"
+        text += f" ({left_out}: `lookalike check decisions`)"
     if result.unmatched:
         text += (
             f" ({pluralize(result.unmatched, 'row')} of the table for files that are not among the images)"

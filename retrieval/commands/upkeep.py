@@ -60,7 +60,7 @@ def remove(gallery: Path, items: tuple[str, ...], where: str | None, dry_run: bo
     An ID is what `lookalike search` shows: the number of an image, or its key, which is the id in your
     metadata or else the path. CONDITION is written as for `lookalike search`. Searches no longer find the
     images; `lookalike index compact` frees their space. The decision is logged: later runs leave the files of
-    the images out, see `lookalike index decisions`.
+    the images out, see `lookalike check decisions`.
 
     \b
       lookalike index remove shop.gallery red/7.jpg

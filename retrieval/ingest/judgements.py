@@ -1,14 +1,14 @@
-"""Tables of judgements about the items of a gallery: labels, or decisions on pairs.
+"""Tables of judgements about the items of a gallery: labels and decisions, or decisions on pairs.
 
-Labels: one of the columns `id`, `key` and `path`, and the column `label`. Decisions: the columns `a` and `b`,
-two items by id or key, and `same`, which is 1 (true, yes) or 0 (false, no). Further columns are ignored. An
-empty label or decision is one that was not made.
+Labels: one of the columns `id`, `key` and `path`, and the column `label`, or `decision`, which is keep or
+remove. Pairs: the columns `a` and `b`, two items by id or key, and `same`, which is 1 (true, yes) or 0
+(false, no). Further columns are ignored. An empty label or decision is one that was not made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from retrieval.errors import InputError
@@ -20,6 +20,7 @@ from retrieval.text import pluralize
 
 _NAMES = ("id", "key", "path")
 _LISTED = 10  # unknown items in an error message
+_ACTIONS = ("", "keep", "remove")
 _DECISIONS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
@@ -32,12 +33,16 @@ class Judgements:
     """Judgements about items.
 
     Attributes:
-        labels: Labels by item id.
+        labels: Labels by item id, without those of items to remove.
         pairs: Pairs of item ids, and whether both show the same thing.
+        kept: Ids of the items that are right as they are.
+        removed: Ids of the items to remove.
     """
 
     labels: dict[int, str]
     pairs: list[tuple[int, int, bool]]
+    kept: list[int] = field(default_factory=list)
+    removed: list[int] = field(default_factory=list)
 
 
 def read_judgements(file: Path, gallery: SearchableGallery) -> Judgements:
@@ -48,8 +53,8 @@ def read_judgements(file: Path, gallery: SearchableGallery) -> Judgements:
         gallery: Gallery of the items.
 
     Raises:
-        InputError: The table is invalid, has two labels for an item, or names items that the gallery does not
-            have.
+        InputError: The table is invalid, has two judgements of an item, or names items that the gallery does
+            not have.
     """
     rows = list(read_rows(file))
     if not rows:  # a list of nothing
@@ -58,17 +63,33 @@ def read_judgements(file: Path, gallery: SearchableGallery) -> Judgements:
     if {"a", "b", "same"} <= columns:
         return Judgements({}, _pairs(rows, gallery))
     name = next((name for name in _NAMES if name in columns), None)
-    if name is None or "label" not in columns:
+    if name is None or not {"label", "decision"} & columns:
         what = f"columns {', '.join(map(repr, columns))}"
-        raise InputError(f"{file}: {what}; it needs one of id, key and path, and label, or a, b and same")
-    given = [(place, values[name], str(values["label"])) for place, values in rows if values["label"]]
+        raise InputError(
+            f"{file}: {what}; it needs one of id, key and path, and label or decision, or a, b and same"
+        )
+    given = [(place, row[name], str(row.get("label") or ""), _action(row, place)) for place, row in rows]
+    given = [one for one in given if one[2] or one[3]]
     find = _ids_of_paths if name == "path" else _ids_of
-    ids = find([(place, value) for place, value, _ in given], gallery)
-    labels: dict[int, str] = {}
-    for item, (place, value, label) in zip(ids, given, strict=True):
-        if labels.setdefault(item, label) != label:
-            raise InputError(f"{place}: {value!r} has the label {labels[item]!r} in another row; leave one")
-    return Judgements(labels, [])
+    ids = find([(place, value) for place, value, *_ in given], gallery)
+    found: dict[int, tuple[str, str]] = {}
+    for item, (place, value, label, action) in zip(ids, given, strict=True):
+        if (first := found.setdefault(item, (label, action))) != (label, action):
+            what = f"the label {first[0]!r}" if first[0] != label else f"the decision {first[1]!r}"
+            raise InputError(f"{place}: {value!r} has {what} in another row; leave one")
+    return Judgements(
+        {item: label for item, (label, action) in found.items() if label and action != "remove"},
+        [],
+        [item for item, (_, action) in found.items() if action == "keep"],
+        [item for item, (_, action) in found.items() if action == "remove"],
+    )
+
+
+def _action(row: Mapping[str, Value], place: str) -> str:
+    action = str(row.get("decision") or "").strip().lower()
+    if action not in _ACTIONS:
+        raise InputError(f"{place}: decision is {row['decision']!r}; write keep or remove, or leave it empty")
+    return action
 
 
 def connected_components(items: Iterable[int], pairs: Iterable[tuple[int, int]]) -> dict[int, int]:

@@ -124,7 +124,7 @@ class DecisionLog:
         known = {decision.n for decision in self.read()}
         for number in numbers:
             if number not in known:
-                hint = f"`lookalike index decisions {self._folder}` lists them"
+                hint = f"`lookalike check decisions {self._folder}` lists them"
                 raise InputError(f"{self._folder}: no decision {number}; {hint}")
         self._append([{"undo": number} for number in numbers])
 

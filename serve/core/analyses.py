@@ -127,7 +127,7 @@ def check_comparable(gallery: SearchableGallery, min_score: float) -> None:
         raise InputError(f"the minimum similarity has to be from {LOWEST:g} to 1")
     if len(gallery) > MAX_COMPARED:
         what = f"more than {MAX_COMPARED:,} images are not compared here"
-        raise InputError(f"{what}: `lookalike duplicates` does it on the command line")
+        raise InputError(f"{what}: `lookalike check duplicates` does it on the command line")
 
 
 def near_duplicates(service: SearchService, min_score: float) -> FoundGroups:
@@ -168,7 +168,7 @@ def suspected_labels(service: SearchService, k: int, limit: int | None) -> Suspe
         gallery = fixed_gallery(service)
         if len(gallery) > MAX_VOTING:
             what = f"labels of more than {MAX_VOTING:,} images are not compared here"
-            raise InputError(f"{what}: `lookalike suspects` does it on the command line")
+            raise InputError(f"{what}: `lookalike check suspects` does it on the command line")
         return find_suspects(gallery, k=k, limit=limit)
 
 

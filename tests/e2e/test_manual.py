@@ -29,7 +29,7 @@ PROGRAMS = {page.stem: blocks("python", page.read_text()) for page in sorted(DOC
 REASONS = {
     r"--from-|siglip2|model\.weights=imagenet": "downloads weights",
     r"cifar10:ROOT": "downloads a data set",
-    r"--undo 17": "needs as many decisions",
+    r"check undo shop.gallery 17": "needs as many decisions",
     r"lookalike hub|hf:|from_pretrained": "needs a hub: test_hub.py",
     r"s3://|https://example": "needs other servers: tests/retrieval/ingest/test_remote.py",
     r"--engine ray|\.shards": "starts a Ray: tests/retrieval/ingest/test_ray.py",

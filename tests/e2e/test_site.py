@@ -70,8 +70,11 @@ def test_every_command_has_a_page_with_all_its_options(site: Path) -> None:
             if isinstance(parameter, click.Option) and not parameter.hidden:
                 yield max(parameter.opts, key=len)
         if isinstance(command, click.Group):
-            for part in command.commands.values():
-                yield from options(part)
+            context = click.Context(command)
+            for part in command.list_commands(context):
+                found = command.get_command(context, part)
+                assert found is not None
+                yield from options(found)
 
     number = 0
     for name in COMMANDS:

@@ -89,7 +89,9 @@ def test_commands_find_what_a_gallery_in_files_finds(built: Built, shop: Path, s
     info = json.loads(lookalike_here("index", "info", name, "--json").stdout)
     assert (info["images"], info["columns"]) == (24, ["price"])
     assert "no problems: 24 images, 24 vectors" in lookalike_here("index", "verify", name).stdout
-    assert "no near-duplicates" in lookalike_here("duplicates", name, "--min-score", "0.99999").stdout
+    assert (
+        "no near-duplicates" in lookalike_here("check", "duplicates", name, "--min-score", "0.99999").stdout
+    )
     left = lookalike_here("index", "remove", name, "--where", "price < 3", "--dry-run").stdout
     assert "3 images would be removed; 21 would stay" in left
 

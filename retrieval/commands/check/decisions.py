@@ -1,4 +1,4 @@
-"""`lookalike index decisions`: list, undo and take the decisions that people made about images."""
+"""`lookalike check decisions`, `decide` and `undo`: what people decided about images by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import click
 from retrieval.cli import json_option, print_result
 from retrieval.errors import InputError
 from retrieval.galleries.database import is_gallery, open_gallery
-from retrieval.galleries.searchable import SearchableGallery
 from retrieval.ingest.editor import open_editor
 from retrieval.ingest.judgements import read_judgements
 from retrieval.storage.decisions import Decision, DecisionLog
@@ -20,99 +19,113 @@ _NO_LABEL = "no label"
 _SHOWN = 20  # changed labels
 
 
-@click.command(short_help="List, undo and take decisions made by hand.")
-@click.argument("gallery", type=click.Path(path_type=Path))
-@click.option(
-    "--undo", "numbers", type=int, multiple=True, metavar="N", help="Withdraw decision N; several times."
-)
+_gallery_argument = click.argument("gallery", type=click.Path(path_type=Path))
+
+
+@click.command()
+@_gallery_argument
 @click.option("--all", "show_all", is_flag=True, help="List those that were undone, too.")
-@click.option(
-    "--labels",
-    "table",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Take the labels of a CSV or Parquet table: label, and one of id, key and path.",
-)
-@click.option("--dry-run", is_flag=True, help="With --labels, show the changes and make none.")
 @json_option
-def decisions(
-    gallery: Path,
-    numbers: tuple[int, ...],
-    show_all: bool,
-    table: Path | None,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
+def decisions(gallery: Path, show_all: bool, as_json: bool) -> None:
     """List the decisions that people made about the images of GALLERY: a label changed, an image removed, an
     image kept as it is. They are in GALLERY/decisions.jsonl.
 
-    They come from --labels, `lookalike index remove`, `duplicates --remove`, and a server's changes.
-    `index update`, `sync`, `watch`, `add` and `build` carry them out again where a run would undo them: files
+    They come from `lookalike check decide`, `lookalike index remove`, `check duplicates --remove`, and a
+    server's changes. `index sync`, `add` and `build` carry them out again where a run would undo them: files
     of removed images are left out, and a label that returns from elsewhere is corrected. A decision is about
     the bytes of a file: other bytes at its path are another image.
 
-    --labels takes a table back that `lookalike suspects --list` wrote, and whose column `label` you have
-    corrected. Rows with the present label or none change nothing, and further columns are ignored.
-
-    --undo gives an image the label it had. An image that was removed comes back when its folder is indexed
-    the next time.
-
     \b
-      lookalike index decisions shop.gallery
-      lookalike index decisions shop.gallery --labels suspects.csv
-      lookalike index decisions shop.gallery --undo 17 --undo 18
+      lookalike check decisions shop.gallery
     """
-    if not is_gallery(gallery):
-        raise InputError(f"{gallery}: not a gallery; name the folder of one")
-    if table is not None and numbers:
-        raise click.UsageError("--labels and --undo exclude each other")
-    if dry_run and table is None:
-        raise click.UsageError("--dry-run needs --labels")
-    if table is not None:
-        _take(open_gallery(gallery), table, dry_run, as_json)
-        return
-    if numbers:
-        editor = open_editor(open_gallery(gallery))
-        with editor.writing():
-            changed = editor.undo(numbers)
-        facts = {"gallery": str(gallery), "undone": list(numbers), "relabelled": changed}
-        undone = pluralize(len(set(numbers)), "decision")
-        text = f"{gallery}: {undone} undone; {pluralize(changed, 'label')} changed back"
-        print_result(facts, as_json, text)
-        return
+    _check_gallery(gallery)
     found = [one for one in DecisionLog(gallery).read() if show_all or not one.undone]
     rows = [["n", "time", "decision", "image"], *map(_row, found)]
     lines = align_columns(rows, right={0}) if found else [f"{gallery}: no decisions"]
     print_result({"gallery": str(gallery), "decisions": [asdict(one) for one in found]}, as_json, lines)
 
 
-def _take(gallery: SearchableGallery, table: Path, dry_run: bool, as_json: bool) -> None:
-    """Give items the labels of a table."""
-    editor = open_editor(gallery)
+@click.command()
+@_gallery_argument
+@click.argument("numbers", type=int, nargs=-1, required=True, metavar="N...")
+@json_option
+def undo(gallery: Path, numbers: tuple[int, ...], as_json: bool) -> None:
+    """Take back the decisions N of GALLERY, as `lookalike check decisions` numbers them.
+
+    An image gets the label that it had. One that was removed comes back when its folder is indexed the next
+    time. One that was kept may be suspected again.
+
+    \b
+      lookalike check undo shop.gallery 17 18
+    """
+    _check_gallery(gallery)
+    editor = open_editor(open_gallery(gallery))
     with editor.writing():
-        gallery.refresh()
-        judgements = read_judgements(table, gallery)
+        changed = editor.undo(numbers)
+    facts = {"gallery": str(gallery), "undone": list(numbers), "relabelled": changed}
+    undone = pluralize(len(set(numbers)), "decision")
+    print_result(facts, as_json, f"{gallery}: {undone} undone; {pluralize(changed, 'label')} changed back")
+
+
+@click.command()
+@_gallery_argument
+@click.argument("table", type=click.Path(path_type=Path))
+@click.option("--dry-run", is_flag=True, help="Show the changes and make none.")
+@json_option
+def decide(gallery: Path, table: Path, dry_run: bool, as_json: bool) -> None:
+    """Do with the images of GALLERY what a TABLE says, such as one that a check wrote with --list.
+
+    TABLE is a CSV or Parquet file with one of the columns id, key and path, and with one or both of label and
+    decision. In `decision`, remove takes an image out of the gallery, and keep says that it is right as it
+    is: its label is not suspected any more. Another label in `label` becomes that of the image. Rows with the
+    present label, or none, and no decision change nothing; further columns are ignored.
+
+    \b
+      lookalike check decide shop.gallery suspects.csv --dry-run
+      lookalike check decide shop.gallery suspects.csv
+    """
+    _check_gallery(gallery)
+    target = open_gallery(gallery)
+    editor = open_editor(target)
+    with editor.writing():
+        target.refresh()
+        judgements = read_judgements(table, target)
         if judgements.pairs:
             raise InputError(
-                f"{table}: decides on pairs; it needs the column label, and one of id, key and path"
+                f"{table}: decides on pairs; it needs one of id, key and path, and label or decision"
             )
-        items = editor.stored_items([*judgements.labels])
-        changed = [item for item in items if judgements.labels[item.id] != item.label]
+        items = {item.id: item for item in editor.stored_items([*judgements.labels, *judgements.kept])}
+        changed = [items[n] for n, label in judgements.labels.items() if label != items[n].label]
+        relabelled = {item.id for item in changed}
+        kept = [items[n] for n in judgements.kept if n not in relabelled]
         labels = [judgements.labels[item.id] for item in changed]
-        if changed and not dry_run:
-            editor.relabel(changed, labels)
+        if not dry_run:
+            if changed:
+                editor.relabel(changed, labels)
+            for item in kept:
+                editor.keep(item)
+            if judgements.removed:
+                editor.remove(judgements.removed)
     changes = [
         {"id": item.id, "key": item.key, "old": item.label, "new": label}
         for item, label in zip(changed, labels, strict=True)
     ]
+    same = len(judgements.labels) - len(changed)
+    facts = {"gallery": str(gallery), "dry_run": dry_run, "unchanged": same, "changes": changes}
+    facts |= {"kept": len(kept), "removed": len(judgements.removed)}
+    would = "would be " if dry_run else ""
     verb = "would change" if dry_run else "changed"
-    text = (
-        f"{gallery.folder}: {pluralize(len(changes), 'label')} {verb}, {len(items) - len(changes)} as before"
-    )
+    text = f"{gallery}: {pluralize(len(changes), 'label')} {verb}, {same} as before"
+    for count, what in ((len(kept), "kept"), (len(judgements.removed), "removed")):
+        text += f"; {pluralize(count, 'image')} {would}{what}" if count else ""
     rows = [[f"  {one['old'] or _NO_LABEL} -> {one['new']}", str(one["key"])] for one in changes[:_SHOWN]]
     more = [f"  and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else []
-    facts = {"gallery": str(gallery.folder), "dry_run": dry_run, "unchanged": len(items) - len(changes)}
-    print_result(facts | {"changes": changes}, as_json, [text, *align_columns(rows), *more])
+    print_result(facts, as_json, [text, *align_columns(rows), *more])
+
+
+def _check_gallery(folder: Path) -> None:
+    if not is_gallery(folder):
+        raise InputError(f"{folder}: not a gallery; name the folder of one")
 
 
 def _row(one: Decision) -> list[str]:

@@ -1,31 +1,31 @@
-"""`lookalike duplicates`: groups of duplicates and near-duplicates, and their removal."""
+"""`lookalike check duplicates`: groups of duplicates and near-duplicates, and their removal."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from retrieval.cli import json_option, print_result, print_status
+from retrieval.commands.check.findings import Findings, shows_findings
 from retrieval.commands.device_options import search_device_option
-from retrieval.commands.options import combine_options, sheet_option
+from retrieval.commands.options import combine_options
 from retrieval.curation.duplicate_groups import Group
 from retrieval.curation.duplicates import find_duplicates
 from retrieval.curation.near_pairs import SampledRecall
 from retrieval.curation.thinning import RULES, Thinning, plan_thinning, remove_surplus
 from retrieval.errors import InputError
-from retrieval.files import write_csv
 from retrieval.galleries.database import StoreGallery, open_gallery
+from retrieval.galleries.searchable import Item
 from retrieval.machine.devices import Device
 from retrieval.model.runtime import Runtime
-from retrieval.reports.sheet import SheetImage, SheetRow, check_sheet_path, write_sheet
+from retrieval.reports.sheet import SheetImage, SheetRow
 from retrieval.text import align_columns, pluralize
 
-_COLUMNS = ("key", "path", "kept_key", "kept_path", "score", "reason")  # of the list
+_COLUMNS = ("group", "kept_key", "kept_path", "score", "reason")  # of the table
 
 _thinning_options = combine_options(
     click.option(
@@ -35,13 +35,6 @@ _thinning_options = combine_options(
         "sharpest (measured), or the first in the gallery.",
     ),
     click.option("--across-labels", is_flag=True, help="With --keep: also thin groups with several labels."),
-    click.option(
-        "--list",
-        "list_file",
-        type=click.Path(path_type=Path, dir_okay=False),
-        metavar="FILE.csv",
-        help="With --keep: write the other images to a table: key, path, kept_key, kept_path, score, reason.",
-    ),
     click.option("--remove", is_flag=True, help="With --keep: remove the other images from the gallery."),
     click.option("--dry-run", is_flag=True, help="With --remove: print the figures only."),
 )
@@ -59,22 +52,19 @@ _thinning_options = combine_options(
 )
 @click.option("--exact", is_flag=True, help="Compare all pairs in galleries of over 100,000 images, too.")
 @_thinning_options
-@sheet_option
 @search_device_option
-@json_option
+@shows_findings("Groups to show in the terminal and on the sheet.  [default: all]")
 def duplicates(
     gallery: Path,
     min_score: float,
     exact: bool,
     keep: str | None,
     across_labels: bool,
-    list_file: Path | None,
     remove: bool,
     dry_run: bool,
-    sheet: Path | None,
+    limit: int | None,
     device: Device,
-    as_json: bool,
-) -> None:
+) -> Findings:
     """Find duplicates and near-duplicates in a gallery: identical files, and images that look alike.
 
     Groups are the connected components of all pairs with a similarity of S or more, so two images of a group
@@ -83,29 +73,28 @@ def duplicates(
     before you remove images.
 
     \b
-      lookalike duplicates shop.gallery
-      lookalike duplicates shop.gallery --min-score 0.98 --sheet duplicates.html
+      lookalike check duplicates shop.gallery
+      lookalike check duplicates shop.gallery --min-score 0.98 --sheet duplicates.html
 
-    --keep chooses one image of each group. The others are listed with --list and removed with --remove. An
-    image is left out only if its similarity to a kept image is S or more, so that several images of a chain
-    are kept. Groups with different labels are left alone. Image files are not deleted, except those that were
-    uploaded to a server. The decision is logged, so that later runs leave the files of removed images out;
-    see `lookalike index decisions`.
+    --keep chooses one image of each group. The others are listed with --list, to be removed by `lookalike
+    check decide`, or removed at once with --remove. An image is left out only if its similarity to a kept
+    image is S or more, so that several images of a chain are kept. Groups with different labels are left
+    alone. Image files are not deleted, except those that were uploaded to a server. The decision is logged,
+    so that later runs leave the files of removed images out. Without --keep, --list writes all images of the
+    groups.
 
     \b
-      lookalike duplicates shop.gallery --keep largest --list others.csv
-      lookalike duplicates shop.gallery --keep sharpest --remove --dry-run
+      lookalike check duplicates shop.gallery --keep largest --list others.csv
+      lookalike check duplicates shop.gallery --keep sharpest --remove --dry-run
 
     Above 100,000 images, each is compared with those in the nearest cells of a partition of the gallery; the
     output gives the recall, measured on a sample. --exact compares all pairs, which takes 20 minutes for a
     million images. In a database, its index finds the pairs.
     """
-    if keep is None and (across_labels or list_file or remove or dry_run):
-        raise click.UsageError("--across-labels, --list, --remove and --dry-run need --keep")
+    if keep is None and (across_labels or remove or dry_run):
+        raise click.UsageError("--across-labels, --remove and --dry-run need --keep")
     if dry_run and not remove:
         raise click.UsageError("--dry-run needs --remove")
-    if sheet is not None:
-        check_sheet_path(sheet)
     target = open_gallery(gallery, runtime=Runtime(device))
     in_store = isinstance(target, StoreGallery)
     if exact and in_store:
@@ -133,47 +122,67 @@ def duplicates(
             for group in groups
         ],
     }
-    lines = [_summary(images, groups), *(line for g in groups for line in _lines(g))]
+    lines, table = _lines(groups, limit), _members(groups)
     if keep is not None:
         thinning = plan_thinning(
             target, groups, keep, min_score, across_labels=across_labels, show_progress=True
         )
-        if list_file is not None:
-            write_csv(list_file, _COLUMNS, _table(thinning))
         removed = remove_surplus(target, thinning) if remove and not dry_run and thinning.surplus else 0
-        found["thinning"] = _facts(keep, thinning) | {"removed": removed}
+        table = _surplus(thinning, groups)
+        found["thinning"] = _facts(keep, thinning, table) | {"removed": removed}
         lines += ["", _outcome(keep, thinning, removed, dry_run)]
-    print_result(found, as_json, lines)
     pairs = "pairs that the database finds" if in_store else _describe(recall)
-    print_status(f"compared {images} images in {seconds:.1f} s; {pairs}")
-    if list_file is not None:
-        print_status(f"{list_file}: written")
-    if sheet is not None:
-        title = f"{gallery.name}: near-duplicates"
-        write_sheet(sheet, title, f"{_summary(images, groups)}.", [_row(group) for group in groups])
-        print_status(f"{sheet}: written")
+    return Findings(
+        f"{gallery.name}: near-duplicates",
+        summary(images, groups),
+        found,
+        lines,
+        [_row(group) for group in groups[:limit]],
+        _COLUMNS,
+        table,
+        [f"compared {images} images in {seconds:.1f} s; {pairs}"],
+    )
+
+
+_Table = list[tuple[Item, str, tuple[str | float | None, ...]]]
+
+
+def _members(groups: Sequence[Group]) -> _Table:
+    """Return all images of groups for the table."""
+    rows: _Table = []
+    for number, group in enumerate(groups, 1):
+        reason = "identical file" if group.identical else "near-duplicate"
+        rows += [(item, "", (number, None, None, round(group.lowest, 6), reason)) for item in group.members]
+    return rows
 
 
 # ---- keeping one image of each group
 
 
-def _facts(keep: str, thinning: Thinning) -> dict[str, Any]:
+def _surplus(thinning: Thinning, groups: Sequence[Group]) -> _Table:
+    """Return the images to leave out for the table."""
+    number = {item.id: n for n, group in enumerate(groups, 1) for item in group.members}
+    return [
+        (
+            one.item,
+            "remove",
+            (number[one.item.id], one.kept.key, one.kept.path, round(one.score, 6), one.reason),
+        )
+        for one in thinning.surplus
+    ]
+
+
+def _facts(keep: str, thinning: Thinning, table: _Table) -> dict[str, Any]:
     return {
         "keep": keep,
         "groups": thinning.thinned,
         "across_labels": thinning.across_labels,
         "surplus": [
-            {"id": one.item.id, "kept_id": one.kept.id, **dict(zip(_COLUMNS, row, strict=True))}
-            for one, row in zip(thinning.surplus, _table(thinning), strict=True)
+            {"id": one.item.id, "kept_id": one.kept.id, "key": one.item.key, "path": one.item.path}
+            | dict(zip(_COLUMNS, values, strict=True))
+            for one, (_, _, values) in zip(thinning.surplus, table, strict=True)
         ],
     }
-
-
-def _table(thinning: Thinning) -> Iterator[tuple[str | float, ...]]:
-    """Yield the values of `_COLUMNS` for each surplus image."""
-    for one in thinning.surplus:
-        kept = one.kept
-        yield one.item.key, one.item.path, kept.key, kept.path, round(one.score, 6), one.reason
 
 
 def _outcome(keep: str, thinning: Thinning, removed: int, dry_run: bool) -> str:
@@ -198,7 +207,8 @@ def _describe(recall: SampledRecall | None) -> str:
     return f"recall {recall.share:.4f}, measured on {recall.pairs} pairs"
 
 
-def _summary(images: int, groups: Sequence[Group]) -> str:
+def summary(images: int, groups: Sequence[Group]) -> str:
+    """Return what was found in a sentence."""
     if not groups:
         return f"no near-duplicates among {images} images"
     among = sum(len(group.members) for group in groups)
@@ -214,9 +224,13 @@ def _title(group: Group) -> str:
     return f"{len(group.members)} images, {what}{across}"
 
 
-def _lines(group: Group) -> list[str]:
-    rows = [[str(item.id), item.label or "-", item.path or item.key] for item in group.members]
-    return ["", _title(group), *(f"  {line}" for line in align_columns(rows, right={0}))]
+def _lines(groups: Sequence[Group], limit: int | None) -> list[str]:
+    lines: list[str] = []
+    for group in groups[:limit]:
+        rows = [[str(item.id), item.label or "-", item.path or item.key] for item in group.members]
+        lines += ["", _title(group), *(f"  {line}" for line in align_columns(rows, right={0}))]
+    left = len(groups) - len(groups[:limit])
+    return [*lines, "", f"and {left} more groups; --json and --list have them"] if left else lines
 
 
 def _row(group: Group) -> SheetRow:

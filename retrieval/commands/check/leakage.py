@@ -1,4 +1,4 @@
-"""`lookalike leakage`: test images that have a near-duplicate among the training images."""
+"""`lookalike check leakage`: test images that have a near-duplicate among the training images."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from pathlib import Path
 
 import click
 
-from retrieval.cli import json_option, print_result, print_status
+from retrieval.commands.check.findings import Findings, shows_findings
 from retrieval.commands.device_options import search_device_option
-from retrieval.commands.options import sheet_option
 from retrieval.curation.leakage import Leak, Leakage, find_leakage
 from retrieval.galleries.database import open_gallery
 from retrieval.machine.devices import Device
 from retrieval.model.runtime import Runtime
-from retrieval.reports.sheet import SheetImage, SheetRow, check_sheet_path, write_sheet
+from retrieval.reports.sheet import SheetImage, SheetRow
 from retrieval.text import align_columns
 
 _FOLDER = click.Path(path_type=Path)
-_LISTED = 50  # leaks, and labels, in the terminal
+_COLUMNS = ("train_key", "train_path", "score", "reason")  # of the table
 _NO_LABEL = "no label"
 
 
@@ -33,25 +32,20 @@ _NO_LABEL = "no label"
     metavar="S",
     help="Minimum cosine similarity of two near-duplicates.",
 )
-@sheet_option
 @search_device_option
-@json_option
-def leakage(
-    train: Path, test: Path, min_score: float, sheet: Path | None, device: Device, as_json: bool
-) -> None:
+@shows_findings("Number of pairs, and of labels, in the terminal.", 50)
+def leakage(train: Path, test: Path, min_score: float, limit: int, device: Device) -> Findings:
     """Find test images that have a near-duplicate among the training images.
 
     A model that was trained on the gallery TRAIN is measured too well on those of TEST. Each is shown with
     the nearest image of TRAIN, and counted by its label. The right S depends on the model: look at some pairs
-    first. Nothing is changed. Both galleries need the same model.
+    first. Both galleries need the same model. The table has the images of TEST.
 
     \b
       lookalike index build train.gallery shop/train --model model.onnx
       lookalike index build test.gallery shop/test --model model.onnx
-      lookalike leakage train.gallery test.gallery --sheet leakage.html
+      lookalike check leakage train.gallery test.gallery --sheet leakage.html
     """
-    if sheet is not None:
-        check_sheet_path(sheet)
     runtime = Runtime(device)
     found = find_leakage(
         open_gallery(train, runtime=runtime),
@@ -59,12 +53,15 @@ def leakage(
         min_score,
         show_progress=True,
     )
-    facts = {"train": str(train), "test": str(test), "min_score": min_score, **asdict(found)}
-    print_result(facts, as_json, [_summary(found), *_lines(found)])
-    if sheet is not None:
-        title = f"{test.name}: near-duplicates in {train.name}"
-        write_sheet(sheet, title, f"{_summary(found)}.", [_row(leak) for leak in found.leaks])
-        print_status(f"{sheet}: written")
+    return Findings(
+        f"{test.name}: near-duplicates in {train.name}",
+        _summary(found),
+        {"train": str(train), "test": str(test), "min_score": min_score, **asdict(found)},
+        _lines(found, limit),
+        [_row(leak) for leak in found.leaks],
+        _COLUMNS,
+        ((leak.item, "", _values(leak)) for leak in found.leaks),
+    )
 
 
 def _summary(found: Leakage) -> str:
@@ -77,18 +74,24 @@ def _summary(found: Leakage) -> str:
     )
 
 
-def _lines(found: Leakage) -> list[str]:
+def _lines(found: Leakage, limit: int) -> list[str]:
     if not found.leaks:
         return []
-    labels = [["images", "label"], *([str(n), label or _NO_LABEL] for label, n in found.by_label[:_LISTED])]
+    labels = [["images", "label"], *([str(n), label or _NO_LABEL] for label, n in found.by_label[:limit])]
     pairs = [["score", "test", "training"]]
     pairs += [
         [f"{leak.score:.4f}", leak.item.path or leak.item.key, leak.train.path or leak.train.key]
-        for leak in found.leaks[:_LISTED]
+        for leak in found.leaks[:limit]
     ]
     lines = ["", *align_columns(labels, right={0}), "", *align_columns(pairs, right={0})]
-    left = len(found.leaks) - _LISTED
-    return [*lines, f"and {left} more; --json and --sheet have them"] if left > 0 else lines
+    left = len(found.leaks) - limit
+    return [*lines, f"and {left} more; --json, --list and --sheet have them"] if left > 0 else lines
+
+
+def _values(leak: Leak) -> tuple[str | float, ...]:
+    """Return the values of `_COLUMNS`."""
+    reason = "identical file" if leak.identical else "near-duplicate"
+    return leak.train.key, leak.train.path, round(leak.score, 6), reason
 
 
 def _row(leak: Leak) -> SheetRow:

@@ -1,80 +1,59 @@
-"""`lookalike inspect`: images that are blurred, dark, flat, tiny, narrow or unlike all others."""
+"""`lookalike check quality`: images that are blurred, dark, flat, tiny, narrow or unlike all others."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from retrieval.cli import json_option, print_result, print_status
+from retrieval.commands.check.findings import Findings, shows_findings
 from retrieval.commands.stores import open_files
 from retrieval.curation.quality import FAULTS, Finding, Inspection, inspect_gallery
 from retrieval.errors import InputError
 from retrieval.evaluation.report import json_lines
-from retrieval.files import now, write_csv, write_texts
+from retrieval.files import now, write_texts
+from retrieval.galleries.searchable import Item
 from retrieval.reports.sheet import SheetImage, SheetRow, write_sheet
 from retrieval.text import align_columns, pluralize
 
 _MEASURES = tuple(fault.measure for fault in FAULTS)
 
 
-def _threshold_options(command: Any) -> Any:
-    """Add one option for each fault."""
-    for fault in reversed(FAULTS):
-        side = "Above" if fault.above else "Below"
-        command = click.option(
-            f"--{fault.name}",
-            type=click.FloatRange(min=0 if fault.ratio else -1),
-            metavar=fault.measure.upper(),
-            help=f"{side} this {fault.measure} an image is {fault.name} ({fault.meaning}).",
-        )(command)
-    return command
+_FAULTS = {fault.name: fault for fault in FAULTS}
+_MEANINGS = "; ".join(
+    f"{fault.name}: {'above' if fault.above else 'below'} this {fault.measure} ({fault.meaning})"
+    for fault in FAULTS
+)
+
+
+def _read_thresholds(_ctx: click.Context, _param: click.Parameter, texts: Sequence[str]) -> dict[str, float]:
+    """Parse FAULT=VALUE texts."""
+    found = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if name not in _FAULTS:
+            raise click.BadParameter(f"{text!r}: write {', '.join(_FAULTS)} and =VALUE, as in dark=0.15")
+        found[name] = click.FloatRange(min=0 if _FAULTS[name].ratio else -1)(value)
+    return found
 
 
 @click.command()
 @click.argument("gallery", type=click.Path(path_type=Path))
 @click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Folder for report.html, with the images, and report.json.",
+    "--threshold",
+    "thresholds",
+    multiple=True,
+    callback=_read_thresholds,
+    metavar="FAULT=VALUE",
+    help=f"Where a fault begins, as in dark=0.15. Repeatable. {_MEANINGS}.  [default: relative to all]",
 )
-@click.option(
-    "--list",
-    "list_file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE.csv",
-    help="Write the images to a table: key, path, their faults and all measures.",
-)
-@click.option(
-    "--most",
-    type=click.IntRange(min=1),
-    default=60,
-    show_default=True,
-    metavar="N",
-    help="Images of each fault on the page and in the terminal, the worst first; report.json has all.",
-)
-@_threshold_options
-@json_option
-@click.pass_context
-def inspect(
-    ctx: click.Context,
-    gallery: Path,
-    out: Path | None,
-    list_file: Path | None,
-    most: int,
-    blurred: float | None,
-    dark: float | None,
-    flat: float | None,
-    tiny: float | None,
-    narrow: float | None,
-    alone: float | None,
-    as_json: bool,
-) -> None:
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), hidden=True)
+@shows_findings("Images of each fault in the terminal and on the sheet, the worst first.", 60)
+def quality(gallery: Path, thresholds: dict[str, float], out: Path | None, limit: int) -> Findings:
     """Find blurred, dark, tiny and odd images in a gallery, and files that are gone.
 
     Odd images are flat (hardly any contrast), narrow or alone (unlike all others).
@@ -85,30 +64,33 @@ def inspect(
     are gone or damaged.
 
     \b
-      lookalike inspect shop.gallery --out inspection
-      lookalike inspect shop.gallery --tiny 200 --dark 0.15 --list poor.csv
+      lookalike check quality shop.gallery --sheet quality.html
+      lookalike check quality shop.gallery --threshold tiny=200 --threshold dark=0.15 --list poor.csv
     """
-    target = open_files(gallery, "inspect a gallery of the same images in files")
+    target = open_files(gallery, "check a gallery of the same images in files")
     if out is not None:
         _create(out)
     start = time.perf_counter()
-    thresholds = {"blurred": blurred, "dark": dark, "flat": flat}
-    thresholds |= {"tiny": tiny, "narrow": narrow, "alone": alone}
-    given = {name: value for name, value in thresholds.items() if value is not None}
-    found = inspect_gallery(target, given, show_progress=True)
+    found = inspect_gallery(target, thresholds, show_progress=True)
     seconds = time.perf_counter() - start
     facts = {"gallery": str(gallery), "created": now(), "seconds": round(seconds, 3), **_facts(found)}
-    print_result(facts, as_json, list(_lines(found, most)))
-    print_status(f"inspected {pluralize(found.images, 'image')} in {seconds:.1f} s")
-    if list_file is not None:
-        write_csv(list_file, ("key", "path", "faults", *_MEASURES), _table(found))
-        print_status(f"{list_file}: written")
+    notes = [f"measured {pluralize(found.images, 'image')} in {seconds:.1f} s"]
+    title, rows = f"{gallery.name}: quality", _rows(found, limit)
     if out is not None:
-        write_sheet(out / "report.html", f"{gallery.name}: inspection", _note(found), _rows(found, most))
+        write_sheet(out / "report.html", title, f"{_summary(found)}.", rows)
         write_texts(out, {"report.json": json_lines(facts)})
-        print_status(f"{out / 'report.html'}: written")
-    if found.unreadable:
-        ctx.exit(3)
+        notes += [f"{out / 'report.html'}: written; --out is now --sheet FILE.html, and --json has the facts"]
+    return Findings(
+        title,
+        _summary(found),
+        facts,
+        _lines(found, limit),
+        rows,
+        ("faults", *_MEASURES),
+        _table(found),
+        notes,
+        3 if found.unreadable else 0,
+    )
 
 
 def _create(folder: Path) -> None:
@@ -141,7 +123,7 @@ def _facts(found: Inspection) -> dict[str, Any]:
     }
 
 
-def _table(found: Inspection) -> Iterator[tuple[str | float | None, ...]]:
+def _table(found: Inspection) -> Iterator[tuple[Item, str, tuple[str | float | None, ...]]]:
     """Yield a row for each image with a fault, and for each unreadable one."""
     items = {item.id: item for finding in found.findings for item, _ in finding.images}
     faults: dict[int, list[str]] = {}
@@ -155,7 +137,7 @@ def _table(found: Inspection) -> Iterator[tuple[str | float | None, ...]]:
         measures = found.measures.get(number, {})
         values = (measures.get(name, math.nan) for name in _MEASURES)
         known = (None if math.isnan(value) else round(value, 6) for value in values)
-        yield item.key, item.path, " ".join(faults[number]), *known
+        yield item, "", (" ".join(faults[number]), *known)
 
 
 # ---- as text and as a page
@@ -168,13 +150,12 @@ def _title(finding: Finding) -> str:
     return f"{fault.name}: {len(finding.images)}, {fault.measure} {side}{limit} ({fault.meaning})"
 
 
-def _note(found: Inspection) -> str:
+def _summary(found: Inspection) -> str:
     parts = [f"{len(finding.images)} {finding.fault.name}" for finding in found.findings]
-    return f"{pluralize(found.images, 'image')}: {', '.join(parts)}; {len(found.unreadable)} unreadable."
+    return f"{pluralize(found.images, 'image')}: {', '.join(parts)}; {len(found.unreadable)} unreadable"
 
 
 def _lines(found: Inspection, most: int) -> Iterator[str]:
-    yield _note(found)
     for finding in found.findings:
         if finding.images:
             yield ""

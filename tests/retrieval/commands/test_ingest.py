@@ -88,7 +88,7 @@ def test_every_gallery_of_a_command_is_on_the_given_device(
         ("index", "sync", "g", "photos"),
         ("index", "optimize", "g"),
         ("index", "compact", "g"),
-        ("duplicates", "g"),
+        ("check", "duplicates", "g"),
         ("evaluate", "g"),
         ("search", "g", "--id", "1"),
     ):

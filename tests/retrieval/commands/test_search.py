@@ -1,4 +1,4 @@
-"""Tests of `lookalike search` and `lookalike duplicates`."""
+"""Tests of `lookalike search` and `lookalike check duplicates`."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_control_characters_never_reach_the_terminal(tmp_path: Path, model_file:
         lookalike_here("index", "info", str(made)),
         lookalike_here("index", "verify", str(made)),
         lookalike_here("index", "sync", str(made), str(tmp_path / "photos"), code=3),
-        lookalike_here("duplicates", str(made)),
+        lookalike_here("check", "duplicates", str(made)),
         searched := lookalike_here("search", str(made), query, str(folder / "bad\x07.png"), code=3),
         lookalike_here("search", str(made), query, "--where", "label = '\x1b' and nothing = 1", code=2),
         lookalike_here("search", str(made), query, "--where", "label = \x1b", code=2),
@@ -217,22 +217,38 @@ def test_empty_gallery_hints_at_index_add(tmp_path: Path, model_file: Path, phot
     Gallery.create(tmp_path / "empty", model_file)
     done = lookalike_here("search", str(tmp_path / "empty"), str(photos / "red" / "0.png"), code=2)
     assert "the gallery is empty" in done.stderr
-    assert "no near-duplicates among 0 images" in lookalike_here("duplicates", str(tmp_path / "empty")).stdout
+    assert (
+        "no near-duplicates among 0 images"
+        in lookalike_here("check", "duplicates", str(tmp_path / "empty")).stdout
+    )
 
 
 def test_duplicates_across_labels(gallery: Path, tmp_path: Path) -> None:
     sheet = tmp_path / "twice.html"
     shown = lookalike_here(
-        "duplicates", str(gallery), "--min-score", "0.999999", "--sheet", str(sheet)
+        "check", "duplicates", str(gallery), "--min-score", "0.999999", "--sheet", str(sheet)
     ).stdout
     assert shown.startswith("groups of near-duplicates: 1, with 2 of 25 images; across labels: 1")
     assert "2 images, identical files, ACROSS LABELS: green, red" in shown
     assert len(Page(sheet).image_sources) == 2
     report = json.loads(
-        lookalike_here("duplicates", str(gallery), "--min-score", "0.999999", "--json").stdout
+        lookalike_here("check", "duplicates", str(gallery), "--min-score", "0.999999", "--json").stdout
     )
     (group,) = report["groups"]
     assert {member["key"] for member in group["members"]} == {"red/3.png", "green/again.png"}
     assert (group["identical"], group["labels"]) == (True, ["green", "red"])
     assert group["lowest"] == pytest.approx(1, abs=1e-5)
-    assert "from -1 to 1" in lookalike_here("duplicates", str(gallery), "--min-score", "3", code=2).stderr
+    assert (
+        "from -1 to 1"
+        in lookalike_here("check", "duplicates", str(gallery), "--min-score", "3", code=2).stderr
+    )
+
+
+def test_overview_says_what_the_checks_say(gallery: Path) -> None:
+    shown = lookalike_here("check", str(gallery)).stdout
+    for name in ("duplicates", "suspects"):
+        assert lookalike_here("check", name, str(gallery)).stdout.splitlines()[0] in shown
+    facts = json.loads(lookalike_here("check", str(gallery), "--json").stdout)
+    groups = json.loads(lookalike_here("check", "duplicates", str(gallery), "--json").stdout)["groups"]
+    assert (facts["duplicates"]["groups"], facts["decisions"], facts["images"]) == (len(groups), 0, 25)
+    assert "not a gallery" in lookalike_here("check", f"{gallery}.none", code=2).stderr

@@ -211,7 +211,7 @@ def test_known_duplicates_of_cars(tmp_path: Path, model_file: Path) -> None:
             for path in folder.iterdir():
                 path.unlink()
     lookalike_here("index", "build", str(tmp_path / "g"), str(cars), "--model", str(model_file))
-    shown = lookalike_here("duplicates", str(tmp_path / "g"), "--min-score", "0.9999").stdout
+    shown = lookalike_here("check", "duplicates", str(tmp_path / "g"), "--min-score", "0.9999").stdout
     assert "identical files, ACROSS LABELS" in shown
     assert "00050.jpg" in shown
     assert "03436.jpg" in shown

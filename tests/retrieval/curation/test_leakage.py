@@ -49,7 +49,7 @@ def test_equals_comparison_of_every_pair(
 
 def test_command(both: tuple[Gallery, Gallery, np.ndarray], tmp_path: Path) -> None:
     train, test, scores = both
-    words = ["leakage", str(train.folder), str(test.folder), "--min-score", "0.97"]
+    words = ["check", "leakage", str(train.folder), str(test.folder), "--min-score", "0.97"]
     count = int((scores.max(1) >= 0.97).sum())
     facts = json.loads(lookalike_here(*words, "--json").stdout)
     assert len(facts["leaks"]) == count

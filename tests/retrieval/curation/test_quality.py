@@ -147,11 +147,10 @@ def test_report_table_and_missing_files(place: Path, tmp_path: Path, model_file:
     lookalike_here("index", "build", str(tmp_path / "g"), str(photos), "--model", str(model_file))
     (photos / "7.png").unlink()
     (photos / "8.png").write_text("damaged")
-    words = ["inspect", str(tmp_path / "g"), "--out", str(tmp_path / "r"), "--tiny", "101"]
-    words += ["--list", str(tmp_path / "poor.csv"), "--most", "5", "--json"]
+    words = ["check", "quality", str(tmp_path / "g"), "--threshold", "tiny=101", "--limit", "5", "--json"]
+    words += ["--list", str(tmp_path / "poor.csv"), "--sheet", str(tmp_path / "poor.html")]
     done = lookalike_here(*words, code=3)
     facts = json.loads(done.stdout)
-    assert json.loads((tmp_path / "r" / "report.json").read_text()) == facts
     assert {Path(one["path"]).name for one in facts["unreadable"]} == {"7.png", "8.png"}
     tiny = facts["faults"]["tiny"]
     assert tiny["threshold"] == 101
@@ -163,16 +162,27 @@ def test_report_table_and_missing_files(place: Path, tmp_path: Path, model_file:
     assert rows["7.png"]["sharpness"] == ""
     assert {"dark", "tiny"} <= set(rows["dark.png"]["faults"].split())
     assert float(rows["tiny.png"]["side"]) == 20
-    page = Page(tmp_path / "r" / "report.html")
+    page = Page(tmp_path / "poor.html")
     shown = sum(min(5, len(fault["images"])) for fault in facts["faults"].values()) + 2
     assert len(page.image_sources) == shown
     assert "tiny: 33, side below 101" in page.text
 
 
 def test_wrong_usage(place: Path, tmp_path: Path) -> None:
+    words = ["check", "quality", str(place / "g"), "--threshold"]
+    for wrong, message in (
+        ("dark=-1", "-1"),
+        ("dim=1", "write blurred, dark,"),
+        ("dark", "not a valid float"),
+    ):
+        assert message in lookalike_here(*words, wrong, code=2).stderr
+
+
+def test_old_option_writes_the_report_and_the_facts(place: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert (
-        "'--out'"
-        in lookalike_here("inspect", str(place / "g"), "--out", str(tmp_path / "file"), code=2).stderr
-    )
-    assert "'--dark'" in lookalike_here("inspect", str(place / "g"), "--dark", "-1", code=2).stderr
+    words = ["inspect", str(place / "g"), "--json", "--out"]
+    facts = json.loads(lookalike_here(*words, str(tmp_path / "r"), "--dark", "0.2").stdout)
+    assert json.loads((tmp_path / "r" / "report.json").read_text()) == facts
+    assert facts["faults"]["dark"]["threshold"] == 0.2
+    assert (tmp_path / "r" / "report.html").is_file()
+    assert "'--out'" in lookalike_here(*words, str(tmp_path / "file"), code=2).stderr

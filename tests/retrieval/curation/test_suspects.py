@@ -176,7 +176,7 @@ def test_labels_of_single_images_are_counted(tmp_path: Path) -> None:
 def test_command(noisy: tuple[Gallery, set[str]], tmp_path: Path) -> None:
     gallery, wrong = noisy
     table, sheet = tmp_path / "suspects.csv", tmp_path / "suspects.html"
-    words = ["suspects", str(gallery.folder), "--most", "20"]
+    words = ["check", "suspects", str(gallery.folder), "--limit", "20"]
     facts = json.loads(lookalike_here(*words, "--json", "--list", str(table)).stdout)
     assert {one["item"]["key"] for one in facts["suspects"]} <= wrong
     with table.open(newline="") as file:
@@ -189,5 +189,5 @@ def test_command(noisy: tuple[Gallery, set[str]], tmp_path: Path) -> None:
     )
     assert len(shown) == 22
     assert sheet.read_text().count("lead ") == 20
-    likely = json.loads(lookalike_here(*words[:2], "--json").stdout)
+    likely = json.loads(lookalike_here(*words[:3], "--json").stdout)
     assert len(likely["suspects"]) == likely["likely"] == facts["likely"]

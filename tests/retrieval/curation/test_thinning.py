@@ -94,7 +94,7 @@ def copies(tmp_path_factory: pytest.TempPathFactory, model_file: Path) -> Path:
 def test_rules_choose_by_files(copies: Path, tmp_path: Path, rule: str, kept: str) -> None:
     table, score = tmp_path / "others.csv", cosine(copies)
     words = [str(copies / "g"), "--min-score", str(score), "--keep", rule, "--list", str(table)]
-    facts = json.loads(lookalike_here("duplicates", *words, "--json").stdout)["thinning"]
+    facts = json.loads(lookalike_here("check", "duplicates", *words, "--json").stdout)["thinning"]
     variants = {"red/large.png", "red/sharp.png", "red/old.png"}
     with table.open(newline="") as file:
         rows = {row["key"]: row for row in csv.DictReader(file) if row["key"] in variants}
@@ -114,10 +114,31 @@ def cosine(copies: Path) -> float:
     return float((vectors @ vectors.T).min()) - 1e-4
 
 
+def test_a_list_of_others_is_removed_by_decide(copies: Path, tmp_path: Path) -> None:
+    shutil.copytree(copies / "g", tmp_path / "g")
+    gallery, table = str(tmp_path / "g"), tmp_path / "others.csv"
+    words = ["check", "duplicates", gallery, "--min-score", str(cosine(copies)), "--list", str(table)]
+    lookalike_here(*words)
+    with table.open(newline="") as file:
+        members = [row["key"] for row in csv.DictReader(file)]
+    assert {"red/large.png", "red/sharp.png", "red/old.png"} <= {*members}, (
+        "without --keep: all of the groups"
+    )
+    assert "0 labels changed" in lookalike_here("check", "decide", gallery, str(table)).stdout
+    lookalike_here(*words, "--keep", "largest")
+    with table.open(newline="") as file:
+        others = {row["key"] for row in csv.DictReader(file)}
+    assert f"{len(others)} images removed" in lookalike_here("check", "decide", gallery, str(table)).stdout
+    left = Gallery.open(tmp_path / "g")
+    assert len(left) == len(Gallery.open(copies / "g")) - len(others)
+    assert left.ids_of(["red/large.png"])
+
+
 def test_removal_needs_to_be_asked_for(copies: Path, tmp_path: Path) -> None:
     shutil.copytree(copies / "g", tmp_path / "g")
     Gallery.open(tmp_path / "g").remove(["red/large.png", "red/sharp.png", "red/old.png"])
     words = [
+        "check",
         "duplicates",
         str(tmp_path / "g"),
         "--min-score",
@@ -133,5 +154,5 @@ def test_removal_needs_to_be_asked_for(copies: Path, tmp_path: Path) -> None:
     assert len(Gallery.open(tmp_path / "g")) == 4
     assert (copies / "photos" / "red" / "3.png").is_file()
     assert "no near-duplicates" in lookalike_here(*words, "--remove").stdout
-    for wrong in (["--remove"], ["--list", "x.csv"], ["--keep", "first", "--dry-run"]):
-        assert "need" in lookalike_here("duplicates", str(tmp_path / "g"), *wrong, code=2).stderr
+    for wrong in (["--remove"], ["--across-labels"], ["--keep", "first", "--dry-run"]):
+        assert "need" in lookalike_here("check", "duplicates", str(tmp_path / "g"), *wrong, code=2).stderr

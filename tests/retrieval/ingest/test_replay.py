@@ -79,7 +79,7 @@ def test_a_removed_image_comes_back_when_asked_for(shop: Path) -> None:
     decide(shop, remove="red/2.png")
     assert sync(Gallery(shop / "g"), shop / "photos", ignore_decisions=True).added == 1
     assert sync(Gallery(shop / "g"), shop / "photos").removed == 1  # the decision was only ignored once
-    lookalike_here("index", "decisions", str(shop / "g"), "--undo", "1")
+    lookalike_here("check", "undo", str(shop / "g"), "1")
     assert sync(Gallery(shop / "g"), shop / "photos").added == 1
     assert labels(shop) == ALL
 
@@ -104,9 +104,9 @@ def test_a_corrected_label_is_not_overwritten_by_the_folder(shop: Path) -> None:
 
 def test_undo_gives_the_label_back(shop: Path) -> None:
     decide(shop, relabel="red/1.png")
-    words = ["index", "decisions", str(shop / "g")]
+    words = ["check", "decisions", str(shop / "g")]
     assert "label red -> green" in lookalike_here(*words).stdout
-    lookalike_here(*words, "--undo", "1")
+    lookalike_here("check", "undo", words[-1], "1")
     assert labels(shop) == ALL
     assert "no decisions" in lookalike_here(*words).stdout
     assert "(undone)" in lookalike_here(*words, "--all").stdout
@@ -162,12 +162,12 @@ def test_a_corrected_table_of_suspects_is_taken_back(tmp_path: Path) -> None:
     """The list as it was written changes nothing; a corrected one does, is logged, and can be undone."""
     vectors = unit(np.array([[1, 0.01], [1, 0], [1, 0.2], [0, 1], [0.01, 1], [0.1, 1]]))
     gallery = make(tmp_path / "g", vectors, labels=["a", "a", "b", "b", "b", "a"])
-    take = ["index", "decisions", str(gallery.folder), "--labels", str(tmp_path / "suspects.csv")]
-    lookalike_here("suspects", str(gallery.folder), "-k", "2", "--list", take[-1])
+    take = ["check", "decide", str(gallery.folder), str(tmp_path / "suspects.csv")]
+    lookalike_here("check", "suspects", str(gallery.folder), "-k", "2", "--list", take[-1])
     assert rows_of(Path(take[-1])) == [], "so few images show nothing with certainty"
     assert lookalike_here(*take).stdout == f"{gallery.folder}: 0 labels changed, 0 as before\n"
-    most = ["--most", "9", "--list", take[-1]]
-    lookalike_here("suspects", str(gallery.folder), "-k", "2", *most)
+    most = ["--limit", "9", "--list", take[-1]]
+    lookalike_here("check", "suspects", str(gallery.folder), "-k", "2", *most)
     table = rows_of(tmp_path / "suspects.csv")
     assert {(row["key"], row["label"], row["suggested"]) for row in table} == {
         ("2", "b", "a"),
@@ -187,8 +187,46 @@ def test_a_corrected_table_of_suspects_is_taken_back(tmp_path: Path) -> None:
     assert labels_of(gallery) == ["a", "a", "a", "b", "b", "a"]
     (logged,) = DecisionLog(gallery.folder).read()
     assert (logged.action, logged.key, logged.old, logged.new) == ("label", "2", "b", "a")
-    lookalike_here("index", "decisions", str(gallery.folder), "--undo", str(logged.n))
+    lookalike_here("check", "undo", str(gallery.folder), str(logged.n))
     assert labels_of(gallery) == ["a", "a", "b", "b", "b", "a"]
+
+
+def test_a_table_decides_in_one_go(tmp_path: Path) -> None:
+    """A column `decision` removes and keeps, beside labels; all of it is logged, and can be undone."""
+    gallery = make(tmp_path / "g", unit(np.eye(5)), labels=["a", "a", "b", "b", "c"])
+    (tmp_path / "t.csv").write_text("key,label,decision\n0,a,remove\n1,a,keep\n2,z,\n3,b,\n4,,Remove\n")
+    words = ["check", "decide", str(gallery.folder), str(tmp_path / "t.csv")]
+    tried = json.loads(lookalike_here(*words, "--dry-run", "--json").stdout)
+    assert (len(gallery), DecisionLog(gallery.folder).read()) == (5, [])
+    made = json.loads(lookalike_here(*words, "--json").stdout)
+    assert made == tried | {"dry_run": False}
+    assert (made["removed"], made["kept"], made["unchanged"], len(made["changes"])) == (2, 1, 2, 1)
+    gallery.refresh()
+    assert {gallery.item(n).key: gallery.item(n).label for n in (2, 3, 4)} == {"1": "a", "2": "z", "3": "b"}
+    log = DecisionLog(gallery.folder).read()
+    assert {(one.action, one.key) for one in log} == {
+        ("label", "2"),
+        ("keep", "1"),
+        ("remove", "0"),
+        ("remove", "4"),
+    }
+    lookalike_here("check", "undo", str(gallery.folder), *(str(one.n) for one in log))
+    assert "no decisions" in lookalike_here("check", "decisions", str(gallery.folder)).stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("key,decision\n0,delete\n", "line 2: decision is 'delete'; write keep or remove"),
+        ("key,decision\n0,keep\n0,remove\n", "line 3: '0' has the decision 'keep' in another row"),
+    ],
+)
+def test_wrong_decisions_change_nothing(tmp_path: Path, text: str, message: str) -> None:
+    gallery = make(tmp_path / "g", unit(np.eye(3)), labels=["a", "b", "c"])
+    (tmp_path / "t.csv").write_text(text)
+    done = lookalike_here("check", "decide", str(gallery.folder), str(tmp_path / "t.csv"), code=2)
+    assert message in done.stderr
+    assert DecisionLog(gallery.folder).read() == []
 
 
 def rows_of(file: Path) -> list[dict[str, str]]:
@@ -204,7 +242,7 @@ def labels_of(gallery: Gallery) -> list[str | None]:
 def test_keys_that_are_numbers_are_not_ids(tmp_path: Path) -> None:
     gallery = make(tmp_path / "g", unit(np.eye(3)), labels=["a", "b", "c"])
     (tmp_path / "labels.csv").write_text("key,label\n1,z\n")
-    lookalike_here("index", "decisions", str(gallery.folder), "--labels", str(tmp_path / "labels.csv"))
+    lookalike_here("check", "decide", str(gallery.folder), str(tmp_path / "labels.csv"))
     assert labels_of(gallery) == ["a", "z", "c"]
 
 
@@ -228,7 +266,7 @@ def test_wrong_tables_of_labels_change_nothing(tmp_path: Path, text: str, messag
     gallery = make(tmp_path / "g", unit(np.eye(3)), labels=["a", "b", "c"])
     table = tmp_path / "labels.csv"
     table.write_text(text)
-    done = lookalike_here("index", "decisions", str(gallery.folder), "--labels", str(table), code=2)
+    done = lookalike_here("check", "decide", str(gallery.folder), str(table), code=2)
     assert message.format(table, table) in done.stderr
     assert labels_of(gallery) == ["a", "b", "c"]
     assert DecisionLog(gallery.folder).read() == []

@@ -23,7 +23,7 @@ def test_a_gallery_is_described_without_faiss_and_searched_with_it(tmp_path: Pat
     commit(bare_gallery(tmp_path / "g"), ["a", "b", "c"])
     program = """
 from retrieval.cli import cli
-for words in (["index", "info"], ["index", "decisions"], ["index", "verify"]):
+for words in (["index", "info"], ["check", "decisions"], ["index", "verify"]):
     cli.main([*words, sys.argv[1]], standalone_mode=False)
 from retrieval import Gallery, metrics, open_gallery
 gallery = open_gallery(sys.argv[1])
