@@ -13,6 +13,9 @@ COMMANDS = {
     "index decisions --labels": "check decide",
     "index decisions --undo": "check undo",
     "index decisions": "check decisions",
+    "index update": "index sync",
+    "index watch": "index sync --watch",
+    "index compact": "index optimize --compact",
 }
 # Present command -> its old options, with {} for the value. What becomes an argument goes to the end.
 OPTIONS: Mapping[str, Mapping[str, str]] = {

@@ -1,4 +1,4 @@
-"""`lookalike index build`, `add`, `update`, `sync`, `watch` and `rebuild`: bring images into a gallery."""
+"""`lookalike index build`, `add`, `sync` and `rebuild`: bring images into a gallery."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ _source_options = combine_options(
 )
 
 
-@click.command(short_help="Build a gallery from images.")
+@click.command()
 @click.argument("gallery", type=_FILE)
 @_source_options
 @click.option(
@@ -209,7 +209,7 @@ def build(
     print_next("serve", str(gallery))
 
 
-@click.command(short_help="Add images to a gallery.")
+@click.command()
 @click.argument("gallery", type=_FILE)
 @_source_options
 @click.option("--model", type=_FILE, help="Check that the gallery was built with this model.")
@@ -270,61 +270,21 @@ def add(
     _report(ctx, target, result, as_json)
 
 
-@click.command(short_help="Embed changed files again.")
+@click.command()
 @click.argument("gallery", type=_FILE)
-@click.option("--prune", is_flag=True, help="Remove images whose file is gone.")
-@max_removed_option
-@checksum_option
-@retry_option
-@max_bad_option
-@ignore_decisions_option
-@runtime_options
-@json_option
-@click.pass_context
-def update(
-    ctx: click.Context,
-    gallery: Path,
-    prune: bool,
-    limit: syncing.RemovalLimit | None,
-    checksum: bool,
-    retry: bool,
-    max_bad: float,
-    ignore_decisions: bool,
-    runtime: Runtime,
-    as_json: bool,
-) -> None:
-    """Check the files of GALLERY and embed those with changed content again.
-
-    A file whose size and modification time are as when it was indexed counts as unchanged, unless you pass
-    --checksum. A file with only a new modification time, or one that moved within the folders of the gallery,
-    is not embedded again. Images whose file is gone are listed; they stay unless you pass --prune, which is
-    refused if more than --max-removed are gone. New files are not added: use `lookalike index sync`.
-
-    \b
-      lookalike index update shop.gallery
-      lookalike index update shop.gallery --checksum
-      lookalike index update shop.gallery --prune --max-removed 25%
-    """
-    target = open_files(gallery, _ADD_AGAIN, runtime)
-    done = syncing.update(
-        target,
-        prune=prune,
-        limit=limit,
-        checksum=checksum,
-        policy=BadFilePolicy(retry, max_bad),
-        ignore_decisions=ignore_decisions,
-        show_progress=True,
-    )
-    if done.gone:
-        verb = "removed" if prune else "--prune removes them"
-        _print_list(f"{pluralize(len(done.gone), 'image')} whose file is gone ({verb}):", done.gone)
-    _report(ctx, target, done.result, as_json, gone=done.gone)
-
-
-@click.command(short_help="Sync a gallery with a folder.")
-@click.argument("gallery", type=_FILE)
-@click.argument("folder", type=_FILE)
-@click.option("--dry-run", is_flag=True, help="Print the differences and change nothing.")
+@click.argument("folder", type=_FILE, required=False)
+@click.option("--watch", is_flag=True, help="Go on until Ctrl-C or SIGTERM, and sync when FOLDER changes.")
+@click.option(
+    "--poll",
+    "seconds",
+    type=click.FloatRange(0, min_open=True),
+    default=watching.SECONDS,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --watch: time between two looks at FOLDER.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the differences to FOLDER and change nothing.")
+@click.option("--prune", is_flag=True, help="Without FOLDER: remove images whose file is gone.")
 @max_removed_option
 @checksum_option
 @retry_option
@@ -336,8 +296,11 @@ def update(
 def sync(
     ctx: click.Context,
     gallery: Path,
-    folder: Path,
+    folder: Path | None,
+    watch: bool,
+    seconds: float,
     dry_run: bool,
+    prune: bool,
     limit: syncing.RemovalLimit | None,
     checksum: bool,
     retry: bool,
@@ -353,15 +316,56 @@ def sync(
     embedded again.
 
     If more than --max-removed of the images from FOLDER are gone, for example because a part of it is not
-    mounted, nothing is changed (exit code 2). A removed image keeps its id and metadata until
-    `lookalike index compact`, and gets them back when its file comes back.
+    mounted, nothing is changed (exit code 2). A removed image keeps its id and metadata until `lookalike
+    index optimize --compact`, and gets them back when its file comes back.
 
     \b
       lookalike index sync shop.gallery photos --dry-run
       lookalike index sync shop.gallery photos
       lookalike index sync shop.gallery photos --max-removed 100%
+
+    With --watch, FOLDER is compared with the gallery every --poll seconds, on any file system. A file
+    modified in the last two seconds waits, since it may be incomplete. Errors are printed, and the watch goes
+    on. --json prints a line for each change.
+
+    \b
+      lookalike index sync shop.gallery photos --watch
+      lookalike index sync shop.gallery /mnt/photos --watch --poll 60 --max-removed 5%
+
+    Without FOLDER, only the files of images that are in the gallery are checked: changed ones are embedded
+    again, and no new ones are added. Images whose file is gone are listed; they stay unless you pass --prune,
+    which is refused if more than --max-removed are gone.
+
+    \b
+      lookalike index sync shop.gallery
+      lookalike index sync shop.gallery --checksum
+      lookalike index sync shop.gallery --prune --max-removed 25%
     """
-    target = open_files(gallery, _ADD_AGAIN, runtime)
+    if folder is None and (watch or dry_run):
+        raise click.UsageError(f"{'--watch' if watch else '--dry-run'} needs FOLDER")
+    if folder is not None and prune:
+        raise click.UsageError("--prune is without FOLDER; with it, images whose file is gone are removed")
+    if watch and (dry_run or checksum or retry or ignore_decisions):
+        raise click.UsageError("--watch excludes --dry-run, --checksum, --retry and --ignore-decisions")
+    target, policy = open_files(gallery, _ADD_AGAIN, runtime), BadFilePolicy(retry, max_bad)
+    if folder is None:
+        done = syncing.update(
+            target,
+            prune=prune,
+            limit=limit,
+            checksum=checksum,
+            policy=policy,
+            ignore_decisions=ignore_decisions,
+            show_progress=True,
+        )
+        if done.gone:
+            verb = "removed" if prune else "--prune removes them"
+            _print_list(f"{pluralize(len(done.gone), 'image')} whose file is gone ({verb}):", done.gone)
+        _report(ctx, target, done.result, as_json, gone=done.gone)
+        return
+    if watch:
+        _watch(target, folder, seconds, limit, policy, as_json)
+        return
     if dry_run:
         found = syncing.folder_difference(
             target,
@@ -379,59 +383,26 @@ def sync(
         folder,
         limit=limit,
         checksum=checksum,
-        policy=BadFilePolicy(retry, max_bad),
+        policy=policy,
         ignore_decisions=ignore_decisions,
         show_progress=True,
     )
     _report(ctx, target, result, as_json)
 
 
-@click.command(short_help="Keep a gallery in sync with a folder.")
-@click.argument("gallery", type=_FILE)
-@click.argument("folder", type=_FILE)
-@click.option(
-    "--poll",
-    "seconds",
-    type=click.FloatRange(0, min_open=True),
-    default=watching.SECONDS,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time between two looks at the folder.",
-)
-@max_removed_option
-@max_bad_option
-@runtime_options
-@click.option("--json", "as_json", is_flag=True, help="Print each result as a line of JSON on stdout.")
-def watch(
-    gallery: Path,
+def _watch(
+    target: Gallery,
     folder: Path,
     seconds: float,
     limit: syncing.RemovalLimit | None,
-    max_bad: float,
-    runtime: Runtime,
+    policy: BadFilePolicy,
     as_json: bool,
 ) -> None:
-    """Keep GALLERY in sync with FOLDER until Ctrl-C or SIGTERM.
-
-    Every --poll seconds the folder is compared with the gallery, on any file system; if it has changed, it is
-    synced as by `lookalike index sync`, with the same limit on removed images. A file modified in the last
-    two seconds waits, since it may be incomplete. Errors are printed, and the watch goes on.
-
-    \b
-      lookalike index watch shop.gallery photos
-      lookalike index watch shop.gallery /mnt/photos --poll 60 --max-removed 5%
-    """
-    target = open_files(gallery, _ADD_AGAIN, runtime)
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder")
     print_status(f"{folder}: watching; Ctrl-C ends it")
     events = watching.watch(
-        target,
-        folder,
-        seconds=seconds,
-        limit=limit,
-        policy=BadFilePolicy(max_bad=max_bad),
-        show_progress=not as_json,
+        target, folder, seconds=seconds, limit=limit, policy=policy, show_progress=not as_json
     )
     try:
         for event in events:
@@ -446,7 +417,7 @@ def watch(
         print_status(f"{folder}: stopped; {pluralize(len(target), 'image')} in the gallery")
 
 
-@click.command(short_help="Rebuild a gallery with another model.")
+@click.command()
 @click.argument("gallery", type=_FILE)
 @click.option("--model", required=True, type=_FILE, help="New model file.")
 @click.option(

@@ -1,4 +1,4 @@
-"""`lookalike index optimize`: bring the index of a gallery up to what is asked for."""
+"""`lookalike index optimize`: bring the index of a gallery up to what is asked for, and free its space."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import click
 
 from retrieval.cli import json_option, print_result
 from retrieval.commands.device_options import search_device_option
-from retrieval.commands.options import index_options
-from retrieval.commands.stores import check_index
+from retrieval.commands.options import index_options, size_text
+from retrieval.commands.stores import check_index, refuse_store
 from retrieval.files import now
 from retrieval.galleries.database import RECALL, StoreGallery
 from retrieval.galleries.database_folder import is_store
@@ -20,11 +20,19 @@ from retrieval.model.runtime import Runtime
 from retrieval.search.kinds import is_on_disk
 from retrieval.storage.records import IndexSpec
 from retrieval.text import printable
+from retrieval.upkeep.compact import Compaction
+from retrieval.upkeep.compact import compact as compact_gallery
 
 
-@click.command(short_help="Build or extend the search index.")
+@click.command()
 @click.argument("gallery", type=click.Path(path_type=Path))
 @index_options
+@click.option(
+    "--compact",
+    is_flag=True,
+    help="Also free the space of removed images, which then no longer come back with their id and metadata, "
+    "and merge small vector files.",
+)
 @search_device_option
 @json_option
 def optimize(
@@ -33,6 +41,7 @@ def optimize(
     recall: float | None,
     memory: int | None,
     index_dim: int | None,
+    compact: bool,
     device: Device,
     as_json: bool,
 ) -> None:
@@ -41,10 +50,13 @@ def optimize(
     The index is extended by new vectors. It is built again if --kind, --recall, --memory or --index-dim are
     not those that it was built for, if the gallery has outgrown the memory limit or four times the size that
     the kind was chosen for, if more than 30 % of its vectors belong to removed images, or if it is damaged.
-    The values are stored, and `add`, `sync`, `update` and `import` keep to them from then on. Searches go on
+    The values are stored, and `add`, `sync` and `import` keep to them from then on. Searches go on
     meanwhile.
 
-    In a database, its own index is completed, and built again for another --recall.
+    --compact drops removed images for good. It needs temporary disk space for a copy of the vectors that it
+    rewrites. Ids do not change.
+
+    In a database, its own index is completed, and built again for another --recall; it frees space itself.
 
     The memory needed is that of the index plus up to 1.6 GB; vectors are read from disk in blocks. An index
     of kind ivf-disk is built on disk, in parts that take half of --memory and at most 1 GiB, and needs as
@@ -52,12 +64,15 @@ def optimize(
 
     \b
       lookalike index optimize shop.gallery
+      lookalike index optimize shop.gallery --compact
       lookalike index optimize shop.gallery --kind hnsw
       lookalike index optimize shop.gallery --kind auto --recall 0.95 --memory 500MB
       lookalike index optimize shop.gallery --kind ivf-disk --memory 2GB
       lookalike index optimize shop.gallery --kind ivf-rabitq --index-dim 256
     """
     spec = IndexSpec(kind, recall, memory, index_dim)
+    if compact:
+        refuse_store(gallery, "omit --compact: the database frees the space of removed images")
     if is_store(gallery):
         _optimize_store(gallery, spec, as_json)
         return
@@ -67,6 +82,7 @@ def optimize(
         if work.done != "nothing":
             target.store.record_run("optimize", started, {"indexed": len(target)})
             target.store.clear_leftovers()
+    compaction = compact_gallery(target, show_progress=True) if compact else None
     card = None if target.index is None else target.index.card
     facts = {"gallery": str(gallery), "done": work.done, "reason": work.reason, "images": len(target)}
     facts |= (
@@ -81,7 +97,19 @@ def optimize(
         f"{card['bytes_per_vector']} bytes a vector{_dimensions(card, target)}{_on_disk(card)}"
     )
     what = "nothing to do" if work.done == "nothing" else f"index {work.done}, since {work.reason}"
-    print_result(facts, as_json, printable(f"{gallery}: {what}; {now_is}"))
+    lines = [f"{gallery}: {what}; {now_is}"]
+    if compaction is not None:
+        facts["compaction"] = vars(compaction)
+        lines.append(f"{gallery}: {_compacted(compaction)}")
+    print_result(facts, as_json, lines)
+
+
+def _compacted(done: Compaction) -> str:
+    (files_before, files), (before, after) = done.segments, map(size_text, done.bytes)
+    return (
+        f"{done.dropped} removed images dropped; vector files: {files_before} before, {files} after; "
+        f"disk space: {before} before, {after} after"
+    )
 
 
 def _optimize_store(gallery: Path, spec: IndexSpec, as_json: bool) -> None:

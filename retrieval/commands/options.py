@@ -32,6 +32,15 @@ def parse_size(text: str) -> int:
     return int(float(number) * (1024 if binary else 1000) ** power)
 
 
+def size_text(count: float) -> str:
+    """Return a number of bytes with three digits and a decimal unit, such as 1.5 GB."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
+
+
 def where_option(text: str) -> Callable[[Any], Any]:
     """Return the option --where with a help text. @FILE stands for a condition in a file, however long."""
 

@@ -135,7 +135,7 @@ def build_in_store(
     return target, result
 
 
-@click.command(short_help="Use a collection of a database from this machine.")
+@click.command()
 @click.argument("gallery", type=_FILE)
 @store_option("Database and collection", required=True)
 @click.option("--model", required=True, type=_FILE, help="Model file that the collection was built with.")

@@ -23,7 +23,7 @@ _FILE = click.Path(path_type=Path)
 _gallery_argument = click.argument("gallery", type=_FILE)
 
 
-@click.command("export", short_help="Export vectors, ids and metadata.")
+@click.command("export")
 @_gallery_argument
 @click.argument("file", type=_FILE)
 @json_option
@@ -42,7 +42,7 @@ def export_(gallery: Path, file: Path, as_json: bool) -> None:
     print_result({"file": str(file), "images": count}, as_json, f"{file}: {count} images")
 
 
-@click.command("import", short_help="Import vectors from another program.")
+@click.command("import")
 @_gallery_argument
 @click.argument("file", type=_FILE)
 @click.option("--model", type=_FILE, help="Model file that computed the vectors.")

@@ -1,4 +1,4 @@
-"""`lookalike index info`, `remove`, `verify` and `compact`: maintain a gallery."""
+"""`lookalike index info`, `remove`, `verify` and `snapshot`: see, shrink, verify and copy a gallery."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ from typing import Any
 import click
 
 from retrieval.cli import json_option, print_result
-from retrieval.commands.device_options import runtime_options, search_device_option
-from retrieval.commands.options import where_option
-from retrieval.commands.stores import open_files, refuse_store
+from retrieval.commands.device_options import runtime_options
+from retrieval.commands.options import size_text, where_option
+from retrieval.commands.stores import refuse_store
 from retrieval.galleries.database import StoreGallery, open_gallery
 from retrieval.galleries.database_folder import is_store
 from retrieval.galleries.searchable import Item
 from retrieval.ingest.editor import open_editor
-from retrieval.machine.devices import Device
 from retrieval.model.runtime import Runtime
 from retrieval.text import align_columns, pluralize
-from retrieval.upkeep.compact import compact as compact_gallery
 from retrieval.upkeep.salvage import Salvage
 from retrieval.upkeep.snapshot import copy_gallery
 from retrieval.upkeep.store_verify import verify_store
@@ -32,7 +30,7 @@ _EXAMPLES = 5  # images that a dry run shows
 _gallery_argument = click.argument("gallery", type=_FILE)
 
 
-@click.command(short_help="Show the contents of a gallery.")
+@click.command()
 @_gallery_argument
 @json_option
 def info(gallery: Path, as_json: bool) -> None:
@@ -47,7 +45,7 @@ def info(gallery: Path, as_json: bool) -> None:
     print_result(facts, as_json, align_columns(rows, right={0}))
 
 
-@click.command(short_help="Remove images by id or by a condition.")
+@click.command()
 @_gallery_argument
 @click.argument("items", nargs=-1, metavar="[ID]...")
 @where_option("Remove all images that fulfil a condition")
@@ -59,8 +57,8 @@ def remove(gallery: Path, items: tuple[str, ...], where: str | None, dry_run: bo
 
     An ID is what `lookalike search` shows: the number of an image, or its key, which is the id in your
     metadata or else the path. CONDITION is written as for `lookalike search`. Searches no longer find the
-    images; `lookalike index compact` frees their space. The decision is logged: later runs leave the files of
-    the images out, see `lookalike check decisions`.
+    images; `lookalike index optimize --compact` frees their space. The decision is logged: later runs leave
+    the files of the images out, see `lookalike check decisions`.
 
     \b
       lookalike index remove shop.gallery red/7.jpg
@@ -104,7 +102,7 @@ def _example_lines(examples: Sequence[Item], count: int) -> list[str]:
     return [*lines, f"  and {count - len(rows)} more"] if count > len(rows) else lines
 
 
-@click.command(short_help="Verify a gallery, and repair it.")
+@click.command()
 @_gallery_argument
 @click.option("--repair", is_flag=True, help="Repair what can be repaired.")
 @runtime_options
@@ -171,7 +169,7 @@ def verify(ctx: click.Context, gallery: Path, repair: bool, runtime: Runtime, as
         ctx.exit(1)
 
 
-@click.command(short_help="Copy a gallery while it is in use.")
+@click.command()
 @_gallery_argument
 @click.argument("target", type=_FILE)
 @json_option
@@ -189,31 +187,7 @@ def snapshot(gallery: Path, target: Path, as_json: bool) -> None:
     done = copy_gallery(gallery, target, show_progress=True)
     facts = {**vars(done), "folder": str(target)}
     how = f"{pluralize(done.copied, 'file')} copied" if done.copied else "all but the database linked"
-    print_result(facts, as_json, f"{target}: {pluralize(done.files, 'file')}, {_size(done.bytes)}; {how}")
-
-
-@click.command(short_help="Free the space of removed images.")
-@_gallery_argument
-@search_device_option
-@json_option
-def compact(gallery: Path, device: Device, as_json: bool) -> None:
-    """Free the space of removed images and merge small vector files.
-
-    Searches continue to work in the meantime. Ids do not change. It needs temporary disk space for a copy of
-    the vectors that it rewrites.
-
-    \b
-      lookalike index compact shop.gallery
-    """
-    target = open_files(gallery, "the database frees the space of removed images", Runtime(device))
-    done = compact_gallery(target, show_progress=True)
-    before, after = done.bytes
-    print_result(
-        {"gallery": str(gallery), **vars(done)},
-        as_json,
-        f"{gallery}: {done.dropped} removed images dropped; vector files: {done.segments[0]} before, "
-        f"{done.segments[1]} after; disk space: {_size(before)} before, {_size(after)} after",
-    )
+    print_result(facts, as_json, f"{target}: {pluralize(done.files, 'file')}, {size_text(done.bytes)}; {how}")
 
 
 # ---- text output
@@ -230,7 +204,7 @@ def _info(facts: dict[str, Any]) -> list[tuple[str, str]]:
         described += f", {index['vectors']} vectors indexed, {facts['outside_index']} not yet"
     lines = [("gallery", facts["gallery"]), ("images", f"{facts['images']}")]
     for name, hint in (
-        ("removed", "`lookalike index compact` frees their space"),
+        ("removed", "`lookalike index optimize --compact` frees their space"),
         ("waiting", "no vector; `lookalike index add` with the same images embeds them again"),
         ("bad_files", "`lookalike index add --retry` retries them"),
     ):
@@ -247,8 +221,8 @@ def _info(facts: dict[str, Any]) -> list[tuple[str, str]]:
     lines += [("images in", f"{root} ({count})") for root, count in facts["roots"].items()]
     if facts["columns"]:
         lines.append(("columns", ", ".join(facts["columns"])))
-    parts = ", ".join(f"{name} {_size(size)}" for name, size in facts["bytes"].items() if name != "all")
-    lines.append(("disk space", f"{_size(facts['bytes']['all'])} ({parts})"))
+    parts = ", ".join(f"{name} {size_text(size)}" for name, size in facts["bytes"].items() if name != "all")
+    lines.append(("disk space", f"{size_text(facts['bytes']['all'])} ({parts})"))
     for run in facts["runs"]:
         done = ", ".join(f"{name} {count}" for name, count in run["counts"].items() if count)
         lines.append(("run", f"{run['started']}  {run['command']}  {done}".rstrip()))
@@ -271,16 +245,8 @@ def _store_info(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if facts["columns"]:
         lines.append(("columns", ", ".join(facts["columns"])))
     if (size := engine.pop("bytes", None)) is not None:
-        lines.append(("disk space", _size(size)))
+        lines.append(("disk space", size_text(size)))
     return lines + [(name, str(value)) for name, value in engine.items() if value is not None]
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"
 
 
 def _plain(problem: Problem) -> dict[str, str | bool]:

@@ -19,12 +19,16 @@ from tests.conftest import CHECKOUT, SCRIPT, draw, lookalike, lookalike_here
 
 LEAVES = [
     *(["datasets", name] for name in ("list", "fetch", "info")),
-    *(["index", name] for name in ("build", "add", "update", "sync", "rebuild", "remove", "verify", "info")),
-    *(["index", name] for name in ("compact", "export", "import")),
+    *(["index", name] for name in ("build", "add", "sync", "rebuild", "remove", "verify", "info")),
+    *(["index", name] for name in ("optimize", "export", "import")),
     *(["analyze", name] for name in ("triplets", "spectrum", "tsne", "heatmap", "gradients", "weights")),
     *(
         ["analyze", name]
         for name in ("arcs", "arc-cases", "selection", "embed", "step", "training", "synthetic")
+    ),
+    *(
+        ["check", name]
+        for name in ("overview", "duplicates", "suspects", "quality", "leakage", "decide", "undo")
     ),
     *(["recipes", "list"], ["recipes", "show"], ["model", "info"]),
     *([name] for name in COMMANDS),

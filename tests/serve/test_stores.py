@@ -100,10 +100,10 @@ def test_commands_for_files_say_what_to_do_instead(built: Built, shop: Path, tmp
     name = str(built.folder)
     for words, remedy in (
         (["sync", name, str(shop)], "index add"),
-        (["update", name], "index add"),
-        (["watch", name, str(shop)], "index add"),
+        (["sync", name], "index add"),
+        (["sync", name, str(shop), "--watch"], "index add"),
         (["rebuild", name, "--model", "m.onnx"], "build another collection"),
-        (["compact", name], "the database frees"),
+        (["optimize", name, "--compact"], "the database frees"),
         (["snapshot", name, str(tmp_path / "copy")], "the backup of the database"),
         (["optimize", name, "--kind", "hnsw"], "give --recall alone"),
         (["verify", name, "--repair"], "omit --repair"),

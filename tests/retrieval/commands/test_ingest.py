@@ -1,4 +1,4 @@
-"""Tests of `lookalike index build`, `add`, `update`, `sync` and `rebuild`."""
+"""Tests of `lookalike index build`, `add`, `sync` and `rebuild`."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_every_gallery_of_a_command_is_on_the_given_device(
         build,
         ("index", "sync", "g", "photos"),
         ("index", "optimize", "g"),
-        ("index", "compact", "g"),
+        ("index", "optimize", "g", "--compact"),
         ("check", "duplicates", "g"),
         ("evaluate", "g"),
         ("search", "g", "--id", "1"),
@@ -117,7 +117,7 @@ def test_build_update_sync_and_rebuild(photos: Path, tmp_path: Path) -> None:
     done = lookalike_here("index", "sync", "g", "photos", cwd=tmp_path)
     assert "1 moved, 1 removed, 4 unchanged; 5 images in the gallery" in done.stdout
     (photos / "red" / "other.png").unlink()
-    looked = lookalike_here("index", "update", "g", cwd=tmp_path)
+    looked = lookalike_here("index", "sync", "g", cwd=tmp_path)
     assert "1 image whose file is gone (--prune removes them)" in looked.stderr
     write_model(tmp_path / "n.onnx", "new")
     rebuilt = lookalike_here("index", "rebuild", "g", "--model", "n.onnx", code=3, cwd=tmp_path)
@@ -260,3 +260,16 @@ def test_sizes_with_units(text: str, size: int) -> None:
 def test_invalid_sizes_are_rejected(text: str) -> None:
     with pytest.raises(click.BadParameter):
         parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--watch",), "--watch needs FOLDER"),
+        (("--dry-run",), "--dry-run needs FOLDER"),
+        (("photos", "--prune"), "--prune is without FOLDER"),
+        (("photos", "--watch", "--checksum"), "--watch excludes --dry-run, --checksum"),
+    ],
+)
+def test_options_of_sync_that_exclude_each_other(words: tuple[str, ...], message: str) -> None:
+    assert message in lookalike_here("index", "sync", "g", *words, code=2).stderr

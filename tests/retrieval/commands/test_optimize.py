@@ -12,6 +12,7 @@ import pytest
 from retrieval import Gallery
 from retrieval.search import index as indexes
 from retrieval.search import kinds
+from retrieval.upkeep.compact import compact
 from tests.conftest import lookalike_here
 from tests.retrieval.vectors import clustered
 
@@ -70,12 +71,24 @@ def test_many_removed_vectors_are_left_out(tmp_path: Path) -> None:
     assert Gallery(tmp_path / "g").index.card["vectors"] == 180  # type: ignore[union-attr]
 
 
+def test_compaction_drops_what_was_removed_and_keeps_the_index_whole(tmp_path: Path) -> None:
+    imported(tmp_path, 300, 1, "--kind", "ivf-sq8")
+    imported(tmp_path, 30, 2, "--prefix", "more")
+    gallery = Gallery(tmp_path / "g")
+    gallery.remove(gallery.snapshot.item_ids(np.arange(40)).tolist())
+    found = optimize(tmp_path, "--compact")
+    assert (found["compaction"]["dropped"], found["images"]) == (40, 290)
+    facts = run("info", str(tmp_path / "g"))
+    assert (facts["images"], facts["removed"], facts["outside_index"]) == (290, 0, 0)
+    assert "compaction" not in optimize(tmp_path)
+
+
 def test_info_counts_the_vectors_outside_after_compaction(tmp_path: Path) -> None:
     imported(tmp_path, 300, 1, "--kind", "ivf-sq8")
     imported(tmp_path, 30, 2, "--prefix", "more")
     gallery = Gallery(tmp_path / "g")
     gallery.remove(gallery.snapshot.item_ids(np.arange(40)).tolist())
-    run("compact", str(tmp_path / "g"))
+    compact(gallery)
     assert run("info", str(tmp_path / "g"))["outside_index"] == 30, "the index still holds 40 dropped ones"
 
 

@@ -98,7 +98,7 @@ def test_a_corrected_label_is_not_overwritten_by_the_folder(shop: Path) -> None:
     (shop / "table.csv").write_text("path,label\nphotos/red/3.png,violet\n")
     Gallery(shop / "g").add([shop / "photos"], metadata=shop / "table.csv", root=shop)
     assert labels(shop)["3.png"] == "violet", "a label that was not decided against stays"
-    facts = json.loads(lookalike_here("index", "update", str(shop / "g"), "--json").stdout)
+    facts = json.loads(lookalike_here("index", "sync", str(shop / "g"), "--json").stdout)
     assert (facts["relabelled"], labels(shop)["3.png"]) == (0, "violet")
 
 

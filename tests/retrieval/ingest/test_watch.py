@@ -40,7 +40,17 @@ class Watching:
     """A process that watches a folder."""
 
     def __init__(self, gallery: Gallery, photos: Path, *options: str) -> None:
-        words = ["index", "watch", str(gallery.folder), str(photos), "--poll", "0.05", "--json", *options]
+        words = [
+            "index",
+            "sync",
+            str(gallery.folder),
+            str(photos),
+            "--watch",
+            "--poll",
+            "0.05",
+            "--json",
+            *options,
+        ]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "retrieval.cli", *words],
             stdout=subprocess.PIPE,

@@ -191,7 +191,7 @@ def test_command_outputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     text = run(capsys, "info", folder)
     for part in ("images  1", "removed  2", "flat", "/pictures (1)", "brand", "remove  removed 2"):
         assert part in text
-    assert "2 removed images dropped" in run(capsys, "compact", folder)
+    assert "2 removed images dropped" in run(capsys, "optimize", folder, "--compact")
     assert "no problems: 1 images, 1 vectors" in run(capsys, "verify", folder)
     facts = json.loads(run(capsys, "info", folder, "--json"))
     assert (facts["images"], facts["removed"], facts["columns"]) == (1, 0, ["brand"])
@@ -216,7 +216,7 @@ def test_verify_command_reports_and_repairs(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_folder_that_is_no_gallery(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("info", "verify", "compact"):
+    for command in ("info", "verify", "optimize"):
         assert "not a gallery" in run(capsys, command, str(tmp_path), code=2)
 
 
@@ -224,6 +224,9 @@ def test_locked_gallery_names_its_writer(tmp_path: Path, capsys: pytest.CaptureF
     gallery = bare_gallery(tmp_path / "g")
     with gallery.store.writing():
         gallery.store.commit(unit_vectors(1), new_items(["a"]))
-        for words in (("remove", str(gallery.folder), "a.jpg"), ("compact", str(gallery.folder))):
+        for words in (
+            ("remove", str(gallery.folder), "a.jpg"),
+            ("optimize", str(gallery.folder), "--compact"),
+        ):
             assert "being written by process" in run(capsys, *words, code=1)
         assert "no problems" in run(capsys, "verify", str(gallery.folder)), "looking needs no lock"
