@@ -203,6 +203,10 @@ def test_runtime_needs_no_torch() -> None:
     assert not {"torch", "torchvision", "onnx", "sklearn"} & modules_after(everything)
 
 
+def test_layers_without_labels_need_no_torch() -> None:
+    assert not {"torch", "torchvision"} & modules_after("import train.layers.flow, train.layers.whitening")
+
+
 def test_help_loads_nothing_heavy() -> None:
     """This is what keeps `lookalike --help` far below half a second."""
     program = "from retrieval.cli import cli; cli.main(['--help'], standalone_mode=False)"
