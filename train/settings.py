@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import re
 import textwrap
+import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -36,6 +38,8 @@ _INCIDENTAL = (
     "published",
 )
 
+
+_LISTING = "train --explain"  # the command that lists all settings
 
 Changes = Mapping[str, Any]
 """Changed settings by name, in order: `loss.margin` changes one key of a section, `loss` replaces it."""
@@ -231,17 +235,76 @@ def load_config(file: Path) -> Config:
     return parse_config(values)
 
 
-def explain() -> str:
-    """Return every setting with its default and its description."""
-    lines = []
-    defaults = Config(data="").to_dict()
-    for name, field in fields(Config):
-        section, _, key = name.rpartition(".")
-        default = to_line(defaults[section][key] if section else defaults[key])
-        default = automatic.AUTO if name in automatic.DEFAULTED else default
-        lines.append(f"{name} = {default}" if name != "data" else name)
-        lines += textwrap.wrap(field.description or "", 96, initial_indent="    ", subsequent_indent="    ")
-    return "\n".join(lines)
+@dataclass(frozen=True)
+class Setting:
+    """What a setting is.
+
+    Attributes:
+        name: Dotted name.
+        default: Default as on the command line; "" if there is none.
+        accepts: Accepted values in words.
+        meaning: Description.
+    """
+
+    name: str
+    default: str
+    accepts: str
+    meaning: str
+
+    def to_text(self) -> str:
+        """Return the setting as a paragraph of at most 100 columns."""
+        lines = [f"{self.name} = {self.default}" if self.default else self.name]
+        for part in (self.accepts, self.meaning):
+            lines += textwrap.wrap(part, 96, initial_indent="    ", subsequent_indent="    ")
+        return "\n".join(lines)
+
+
+def describe_settings(key: str = "") -> list[Setting]:
+    """Return what a setting is, or each one of a section; all of them for "".
+
+    Raises:
+        InputError: There is no such setting or section (the nearest one is named), or it is one of a loss.
+    """
+    known = dict(fields(Config))
+    chosen = [name for name in known if not key or name == key or name.startswith(f"{key}.")]
+    if not chosen and key.startswith("loss."):
+        raise InputError(f"{key}: a parameter of the loss; `lookalike losses NAME` explains those of a loss")
+    if not chosen:
+        raise InputError(f"{key}: there is no such setting; {_hint(key, Config, _LISTING)}")
+    defaults = dict(_leaves(Config(data="").to_dict())) | {"loss": Config(data="").loss}
+    found = []
+    for name in chosen:
+        default = automatic.AUTO if name in automatic.DEFAULTED else to_line(defaults[name])
+        found.append(
+            Setting(
+                name,
+                default if name != "data" else "",
+                _accepted(name, known[name]),
+                known[name].description or "",
+            )
+        )
+    return found
+
+
+def _accepted(name: str, field: FieldInfo) -> str:
+    """Return the values that a setting accepts in words, such as "a number, 0 or more and below 1"."""
+    kinds = typing.get_args(field.annotation) if _is_union(field.annotation) else (field.annotation,)
+    words = [_kind(kind) for kind in kinds if kind is not type(None)]
+    limits = " and ".join(_limits(field))
+    text = ", ".join([*words, limits] if limits else words)
+    text += ", or null" if type(None) in kinds else ""
+    return text + (", or auto" if name in automatic.AUTOMATIC else "")
+
+
+def _is_union(kind: Any) -> bool:
+    return typing.get_origin(kind) in (typing.Union, types.UnionType)
+
+
+def _kind(kind: Any) -> str:
+    if typing.get_origin(kind) is Literal:
+        return " | ".join(map(str, typing.get_args(kind)))
+    named = {int: "an integer", float: "a number", bool: "true | false", str: "text"}
+    return named.get(kind, "a list" if typing.get_origin(kind) is tuple else "a mapping of keys to values")
 
 
 def fields(section: type[StrictModel], where: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -293,7 +356,7 @@ _BOUNDS = {"ge": "{:g} or more", "gt": "more than {:g}", "lt": "below {:g}", "le
 
 
 def validation_message(
-    error: ValidationError, model: type[StrictModel] = Config, listing: str = "train --help"
+    error: ValidationError, model: type[StrictModel] = Config, listing: str = _LISTING
 ) -> str:
     """Return the first error of a validation as one line: `setting: expected ..., got ...`.
 
@@ -328,13 +391,16 @@ def _expected(error: ErrorDetails, field: FieldInfo | None) -> str:
         return _KINDS[error["type"]] + (" or null" if optional else "")
     if error["type"] == "literal_error":
         return str(error["ctx"]["expected"]).replace("'", "")
-    limits = [
+    return " and ".join(_limits(field)) or error["msg"]
+
+
+def _limits(field: FieldInfo | None) -> list[str]:
+    return [
         words.format(getattr(limit, key))
         for limit in (field.metadata if field else ())
         for key, words in _BOUNDS.items()
         if hasattr(limit, key)
     ]
-    return " and ".join(limits) or error["msg"]
 
 
 def _hint(name: str, model: type[StrictModel], listing: str) -> str:

@@ -59,7 +59,7 @@ def _describe(
             names, text = parameter.get_help_record(context) or ("", "")
             if text and parameter.name != "help":
                 yield from (f"`{names}`", ":   " + repository.prose(text, "../"), "")
-        if command.epilog:
+        if command.name == "train":
             yield from ("Settings of `--set` and their defaults: [Settings](../settings.md).", "")
         if isinstance(command, click.Group):
             for name in command.list_commands(context):

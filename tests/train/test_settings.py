@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
+import json
 from pathlib import Path
 
 import pytest
 import yaml
 
 from retrieval import InputError
+from tests.conftest import lookalike_here
 from train import settings
 
 
@@ -69,20 +70,48 @@ def test_unknown_recipe_error_names_a_known_recipe() -> None:
 
 
 def test_every_setting_is_listed_with_default_and_description() -> None:
-    text = settings.explain()
-    for line in ("optimizer.lr = 0.001", "schedule.at = []", "model.weights = null", "preprocess.fit = auto"):
-        assert f"{line}\n    " in text
-    names = [line.split(" = ")[0] for line in text.splitlines() if not line.startswith(" ")]
+    found = {one.name: one for one in settings.describe_settings()}
+    for name, default in (("optimizer.lr", "0.001"), ("schedule.at", "[]"), ("preprocess.fit", "auto")):
+        assert found[name].to_text().startswith(f"{name} = {default}\n    ")
     defaults = settings.resolve("digits", None, []).to_dict()
     leaves = [
         f"{group}.{name}" if isinstance(value, dict) and group != "loss" else group
         for group, value in defaults.items()
         for name in (value if isinstance(value, dict) and group != "loss" else [""])
     ]
-    assert names == list(dict.fromkeys(leaves))
-    lines = text.splitlines()
-    follows = itertools.pairwise(lines)
-    assert all(after.startswith("    ") for line, after in follows if not line.startswith(" "))
+    assert list(found) == list(dict.fromkeys(leaves))
+    assert all(one.meaning and one.accepts for one in found.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "accepts"),
+    [
+        ("split.validation", "a number, 0 or more and below 1"),
+        ("split.by", "classes | images"),
+        ("split.refit", "true | false"),
+        ("model.weights", "text, or null"),
+        ("augment.symmetries", "1 | 4 | 8"),
+        ("optimizer.head_lr", "a number, more than 0, or null, or auto"),
+        ("schedule.at", "a list"),
+        ("loss", "a mapping of keys to values"),
+    ],
+)
+def test_accepted_values_are_in_words(name: str, accepts: str) -> None:
+    (found,) = settings.describe_settings(name)
+    assert found.accepts == accepts
+
+
+def test_command_explains_settings_and_sections() -> None:
+    text = lookalike_here("train", "--explain", "split.by").stdout
+    assert text.startswith("split.by = classes\n    classes | images\n    classes (whole classes")
+    facts = json.loads(lookalike_here("train", "--explain", "optimizer", "--json").stdout)
+    assert {one["name"].partition(".")[0] for one in facts} == {"optimizer"}
+    assert (
+        len(lookalike_here("train", "--explain").stdout.splitlines()) == len(settings.describe_settings()) + 1
+    )
+    for wrong, hint in (("optimizer.lrr", "did you mean 'optimizer.lr'?"), ("loss.margin", "losses NAME")):
+        assert hint in lookalike_here("train", "--explain", wrong, code=2).stderr
+    assert "Missing option '--out'" in lookalike_here("train", "--data", "digits", code=2).stderr
 
 
 def test_numbers_in_scientific_notation_and_lists_are_parsed() -> None:

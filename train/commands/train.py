@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from retrieval.commands.device_options import training_device_option
 from retrieval.errors import InputError
 from retrieval.machine.devices import Device
 from retrieval.model.licenses import license_notice
-from retrieval.text import pluralize
+from retrieval.text import align_columns, pluralize
 from train import settings
 from train.commands import DATA_HELP
 from train.recipes import read_recipe
@@ -26,14 +27,25 @@ if TYPE_CHECKING:
     from train.loop.trainer import Trainer
 
 
-@click.command(epilog="\b\nSettings and their defaults:\n" + textwrap.indent(settings.explain(), "  "))
+@click.command()
 @click.option("--data", help=f"images:DIR (without labels), {DATA_HELP}")
 @click.option("--recipe", help="Recipe: a name (`lookalike recipes list`), or a YAML file of settings.")
 @click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one setting. Repeatable."
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a setting; --explain lists them. Repeatable.",
 )
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the run.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder of the run.")
 @click.option("--resume", is_flag=True, help="Resume the run in --out from its last checkpoint.")
+@click.option(
+    "--explain",
+    is_flag=False,
+    flag_value="",
+    metavar="[KEY]",
+    help="Explain a setting or a section, such as split.by or split; without KEY, list all. Trains nothing.",
+)
 @training_device_option
 @json_option
 @click.pass_context
@@ -42,8 +54,9 @@ def train(
     data: str | None,
     recipe: str | None,
     overrides: tuple[str, ...],
-    out: Path,
+    out: Path | None,
     resume: bool,
+    explain: str | None,
     device: Device | None,
     as_json: bool,
 ) -> None:
@@ -90,11 +103,23 @@ def train(
     `lookalike export` turns it into a model file.
 
     \b
+    Settings, their defaults and what they accept; docs/training_options.md says what some are worth:
+      lookalike train --explain
+      lookalike train --explain split.by
+      lookalike train --explain optimizer
+
+    \b
     For curves over training, keep the network at some steps and record Recall@K of watched images. Test
     images are watched to draw a figure, and are not to be selected on:
       lookalike train --data cars196:ROOT --out run --set "checkpoints={at: [0, 100], every: 500}" \\
           --set "watch={split: test, every: 500, limit: 2000}"
     """
+    if explain is not None:
+        found = settings.describe_settings(explain)
+        print_result([asdict(one) for one in found], as_json, _explained(found, with_meaning=bool(explain)))
+        return
+    if out is None:
+        raise click.UsageError("Missing option '--out'.")
     if resume and (data or recipe or overrides):
         raise InputError("--resume keeps the settings of the run; leave out --data, --recipe and --set")
 
@@ -117,6 +142,15 @@ def train(
         for bad in trainer.bad_files[:10]:
             print_status(f"  left out {bad}")
         ctx.exit(3)
+
+
+def _explained(found: Sequence[settings.Setting], *, with_meaning: bool) -> list[str]:
+    """Return settings as text: a paragraph for each one, or a line."""
+    if with_meaning:
+        return [line for one in found for line in one.to_text().splitlines()]
+    return align_columns(
+        [("setting", "default", "accepts"), *((s.name, s.default, s.accepts) for s in found)]
+    )
 
 
 def _train(
