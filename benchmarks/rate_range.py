@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from train import data, settings
-from train.analysis.rate_range import measure_rates
 from train.config import Config
 from train.loop.run_folder import Run
 from train.loop.trainer import Trainer
+from train.papers.rate_range import measure_rates
 
 SETTINGS = [
     "model.backbone=timm:tf_efficientnet_lite0",

@@ -83,11 +83,11 @@ TOPICS = {
         ),
         "losses": ("train.commands.losses:losses", "List losses, negatives, miners and regularizers."),
         "recipes": (
-            "train.commands.recipes:recipes",
+            "train.papers.recipe_commands:recipes",
             "List, show and run experiments: the tables of five papers, and good defaults.",
         ),
         "analyze": (
-            "train.commands.analyze:analyze",
+            "train.papers.analyze:analyze",
             "Draw the papers' figures from a run, a model or embeddings.",
         ),
     },

@@ -51,8 +51,8 @@ FLOORS = {
         "layers",
         "loop",
         "experiments",
-        "analysis",
         "commands",
+        "papers",
     ),
     "serve": (
         "addresses answers limits",

@@ -47,7 +47,7 @@ def test_columns_stay_aligned() -> None:
 def test_everything_is_printed_through_two_modules() -> None:
     """What `cli` and `text` print is escaped. Others print through them, or own lines without names."""
     known = {
-        *("retrieval/cli.py", "retrieval/text.py", "serve/server.py", "train/analysis/paper_figures.py"),
+        *("retrieval/cli.py", "retrieval/text.py", "serve/server.py", "train/papers/figures.py"),
         "retrieval/machine/gpu_trials.py",  # in a process of its own, whose output is read
     }
     printing = re.compile(r"^ *(click\.echo|click\.secho|print|sys\.std(out|err)\.write)\(", re.MULTILINE)

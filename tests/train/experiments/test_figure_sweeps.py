@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from train import settings
-from train.analysis.paper_figures import FIGURES
 from train.commands.sweep import sweep
 from train.experiments.experiment import Experiment
 from train.experiments.plan import make_sweep_plan, parse_variants
+from train.papers.figures import FIGURES
 
 FOLDER = Path("docs/figures")
 FILES = sorted(FOLDER.glob("*.yaml"))

@@ -1,1 +1,0 @@
-"""Figures of losses and of training, after the papers: plain arrays first, then the plot."""

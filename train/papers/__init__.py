@@ -1,0 +1,1 @@
+"""The five papers: reproduction of their tables, their figures and analyses, and the commands for both."""
