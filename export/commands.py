@@ -120,8 +120,8 @@ def export(
       lookalike export run --out model.onnx
 
     A smaller precision is compared with fp32 (size, time, cosine, Recall@1 on test images) and kept only
-    if the mean cosine stays above 0.9999 (fp16) or 0.98 (int8) and Recall@1 within 1 point. --device and
-    --provider select where the files are compared.
+    if the mean cosine stays above 0.9999 (fp16) or 0.98 (int8) and Recall@1 within 1 point. --device
+    selects where the files are compared.
 
     \b
       lookalike export run --out small.onnx --precision int8 --device cpu

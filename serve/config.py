@@ -17,8 +17,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from retrieval.cli import print_status
+from retrieval.commands.device_options import join_runtime
 from retrieval.errors import InputError, did_you_mean
-from retrieval.machine.devices import Device
 from retrieval.model.runtime import Runtime
 from serve.addresses import parse_galleries
 from serve.core.permissions import Permissions
@@ -131,8 +131,8 @@ def settings(
     share_pictures: int,
     rate: float | None,
     connections: int | None,
-    device: Device,
-    provider: str,
+    device: Runtime,
+    provider: str | None,
     batch_size: int | None,
     **unchanged: Any,
 ) -> Settings:
@@ -173,7 +173,7 @@ def settings(
         permissions=Permissions(changes=allow_changes, urls=allow_urls, sharing=share_pictures),
         rate=rate if rate is not None else 0 if is_local else _DEFAULT_RATE,
         connections=connections if connections is not None else 0 if is_local else _DEFAULT_CONNECTIONS,
-        runtime=Runtime(device, provider, batch_size),
+        runtime=join_runtime(device, provider, batch_size),
         **unchanged,
     )
 

@@ -17,6 +17,7 @@ _DEVICES = {
     "cpu": ("auto", "cpu"),
 }
 PROVIDERS = tuple(_DEVICES)
+_OWN_DEVICES = ("coreml", "openvino")
 _AUTO = ("cuda", "coreml", "openvino")
 
 
@@ -51,6 +52,25 @@ class Runtime:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
+
+    @classmethod
+    def parse(cls, text: str) -> Runtime:
+        """Return the runtime of a text: a device, or a provider that is a device of its own to users.
+
+        Args:
+            text: auto, cpu, cuda, cuda:N, coreml, openvino or openvino:cpu.
+
+        Raises:
+            InputError: It is none of them.
+        """
+        provider, _, device = text.partition(":")
+        try:
+            if provider in _OWN_DEVICES:
+                return cls(Device.parse(device or "auto"), provider)
+            return cls(Device.parse(text))
+        except InputError as error:
+            known = "auto, cpu, cuda, cuda:N, coreml, openvino, openvino:cpu"
+            raise InputError(f"device {text!r}: unknown; known: {known}") from error
 
     @property
     def accelerators(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import textwrap
 import tomllib
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 from starlette.types import Receive, Scope, Send
@@ -128,7 +129,9 @@ def test_documented_commands_of_galleries_exist(page: str) -> None:
     assert len(commands) >= 2
     for command in commands:
         name, *words = shlex.split(command, comments=True)
-        index.commands[name].make_context(name, words)
+        found = index.get_command(click.Context(index), name)
+        assert found is not None, command
+        found.make_context(name, words)
 
 
 CHANGES = re.search(r"^    \[Service\]\n(    \w+=.*\n)+", (DEPLOY / "README.md").read_text(), re.MULTILINE)

@@ -62,8 +62,8 @@ def test_commands_load_the_model_once_on_the_given_device(
         for name in ["m.onnx"] * 2 + ["model.onnx"] + ["m.onnx", "model.onnx"]
     ]
     opened.clear()
-    lookalike_here("index", "rebuild", "g", "--model", "n.onnx", "--provider", "cpu", cwd=tmp_path)
-    new, old = Runtime(provider="cpu"), Runtime()  # of the old one only the provenance is read
+    lookalike_here("index", "rebuild", "g", "--model", "n.onnx", "--device", "cpu", cwd=tmp_path)
+    new, old = Runtime(Device("cpu")), Runtime()  # of the old one only the provenance is read
     assert opened == [("n.onnx", new), ("model.onnx", new), ("model.onnx", old)]
 
 

@@ -44,7 +44,10 @@ def test_json_has_all_metadata(model_file: Path) -> None:
 
 def test_provider_that_does_not_run_on_the_device_is_refused(model_file: Path) -> None:
     done = lookalike_here("model", "info", str(model_file), "--device", "cpu", "--provider", "cuda", code=2)
-    assert done.stderr.startswith("lookalike: provider cuda: does not run on the device cpu; leave out ")
+    note, error = done.stderr.splitlines()
+    assert note == "--provider is now part of --device, as in --device openvino"
+    assert error.startswith("lookalike: provider cuda: does not run on the device cpu; leave out ")
+    assert "--provider" not in lookalike_here("model", "info", "--help").stdout
 
 
 def test_text_is_aligned_and_fits_the_terminal(model_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

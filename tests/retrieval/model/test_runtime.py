@@ -34,6 +34,27 @@ def test_devices_and_providers_that_exclude_each_other(device: str, provider: st
         Runtime(Device.parse(device), provider)
 
 
+@pytest.mark.parametrize(
+    ("text", "device", "provider"),
+    [
+        ("auto", "auto", "auto"),
+        ("cpu", "cpu", "auto"),
+        ("cuda:1", "cuda:1", "auto"),
+        ("coreml", "auto", "coreml"),
+        ("openvino", "auto", "openvino"),
+        ("openvino:cpu", "cpu", "openvino"),
+    ],
+)
+def test_providers_that_are_devices_to_users(text: str, device: str, provider: str) -> None:
+    assert Runtime.parse(text) == Runtime(Device.parse(device), provider)
+
+
+@pytest.mark.parametrize("text", ["", "gpu", "tensorrt", "coreml:cpu", "openvino:cuda"])
+def test_other_texts_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match="known: auto, cpu, cuda, cuda:N, coreml, openvino"):
+        Runtime.parse(text)
+
+
 def test_options_of_cuda() -> None:
     """Names and values are those of ONNX Runtime's documentation, where all values are text."""
     options = Runtime(Device("cuda", 3)).options("cuda")
