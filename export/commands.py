@@ -12,6 +12,9 @@ from retrieval.commands.device_options import runtime_options
 from retrieval.model.licenses import license_notice
 from retrieval.model.runtime import Runtime
 
+_BACKBONES = ("timm", "torchvision")
+_PAIRS = ("open-clip", "transformers", "hub")
+
 
 def _read_blend(ctx: click.Context, option: click.Parameter, text: str | None) -> float | str | None:
     if text is None or text == "auto":
@@ -23,6 +26,18 @@ def _read_blend(ctx: click.Context, option: click.Parameter, text: str | None) -
     if not 0 <= share <= 1:
         raise click.BadParameter(f"expected a number from 0 to 1, or auto, got {text!r}")
     return share
+
+
+def _read_source(ctx: click.Context, option: click.Parameter, text: str | None) -> tuple[str, str] | None:
+    if text is None:
+        return None
+    library, colon, name = text.partition(":")
+    if not colon:  # as in model.backbone
+        return "torchvision", text
+    if library not in (*_BACKBONES, *_PAIRS) or not name:
+        known = ", ".join(f"{one}:NAME" for one in (*_BACKBONES, *_PAIRS))
+        raise click.BadParameter(f"expected one of {known}, got {text!r}")
+    return library, name
 
 
 @click.command()
@@ -54,25 +69,12 @@ def _read_blend(ctx: click.Context, option: click.Parameter, text: str | None) -
     "the best share on the held-out classes of the run.  [default: 1]",
 )
 @click.option("--accept-loss", is_flag=True, help="Keep fp16 or int8 regardless of the loss of accuracy.")
-@click.option("--from-timm", metavar="NAME", help="Export a pretrained timm backbone instead of a run.")
 @click.option(
-    "--from-torchvision", metavar="NAME", help="Export a torchvision classifier's backbone instead of a run."
-)
-@click.option(
-    "--from-open-clip",
-    metavar="ARCH:TAG",
-    help="Export a pair of image and text encoder of open_clip: ARCH:TAG, ARCH:FILE, hf-hub:USER/NAME or "
-    "local-dir:DIR.",
-)
-@click.option(
-    "--from-transformers",
-    metavar="NAME|DIR",
-    help="Export a pair of transformers (CLIP, SigLIP, SigLIP 2) from the Hugging Face hub or from a folder.",
-)
-@click.option(
-    "--from-hub",
-    metavar="USER/NAME|DIR",
-    help="Import encoders that are published as ONNX, in the layout of immich or of onnx-community.",
+    "--from",
+    "source",
+    metavar="LIBRARY:NAME",
+    callback=_read_source,
+    help="Export what others have trained, in place of a run; see above.",
 )
 @click.option(
     "--weights",
@@ -103,11 +105,7 @@ def export(
     blend: Any,
     data: str | None,
     accept_loss: bool,
-    from_timm: str | None,
-    from_torchvision: str | None,
-    from_open_clip: str | None,
-    from_transformers: str | None,
-    from_hub: str | None,
+    source: tuple[str, str] | None,
     runtime: Runtime,
     as_json: bool,
     **backbone: Any,
@@ -133,42 +131,47 @@ def export(
     \b
       lookalike export run --out robust.onnx --blend auto
 
-    Without a run, a pretrained backbone is exported as it is: the embedding is the one that its library
+    \b
+    In place of a run, --from takes what others have trained:
+      timm:NAME, torchvision:NAME          a backbone
+      open-clip:ARCH:TAG                   a pair of image and text encoder of open_clip; its weights may be
+                                           yours: ARCH:FILE, hf-hub:USER/NAME, local-dir:DIR
+      transformers:NAME, transformers:DIR  a pair of transformers: CLIP, SigLIP, SigLIP 2
+      hub:USER/NAME, hub:DIR               encoders published as ONNX, as by immich or onnx-community
+
+    A pretrained backbone is exported as it is: the embedding is the one that its library
     publishes (attention pool of SigLIP, projection of CLIP, class token of DINOv2, ...), at unit length.
     There are similarity maps if that is a mean over locations, or with --pooling mean.
 
     \b
-      lookalike export --from-timm mobilenetv3_large_100 --out model.onnx
-      lookalike export --from-timm vit_base_patch16_siglip_224 --pooling mean --out maps.onnx
-      lookalike export --from-torchvision resnet50 --size 288 --pooling gem --out model.onnx
-      lookalike export --from-timm resnet50 --precision int8 --data folder:shop --out model.onnx
+      lookalike export --from timm:mobilenetv3_large_100 --out model.onnx
+      lookalike export --from timm:vit_base_patch16_siglip_224 --pooling mean --out maps.onnx
+      lookalike export --from torchvision:resnet50 --size 288 --pooling gem --out model.onnx
+      lookalike export --from timm:resnet50 --precision int8 --data folder:shop --out model.onnx
 
     A pair makes a gallery searchable by text. It is one archive of both encoders and the tokenizer, which is
     kept only if texts and images have the library's embeddings (docs/text.md).
 
     \b
-      lookalike export --from-open-clip ViT-B-16-SigLIP2:webli --out siglip2.zip
-      lookalike export --from-transformers openai/clip-vit-base-patch32 --out clip.zip
-      lookalike export --from-hub immich-app/ViT-B-32__openai --out clip.zip
-      lookalike export --from-hub onnx-community/dinov2-small --out dino.onnx
+      lookalike export --from open-clip:ViT-B-16-SigLIP2:webli --out siglip2.zip
+      lookalike export --from transformers:openai/clip-vit-base-patch32 --out clip.zip
+      lookalike export --from hub:immich-app/ViT-B-32__openai --out clip.zip
+      lookalike export --from hub:onnx-community/dinov2-small --out dino.onnx
     """
-    pairs = {"open-clip": from_open_clip, "transformers": from_transformers, "hub": from_hub}
-    pair = next(((library, name) for library, name in pairs.items() if name is not None), None)
-    sources = [source for source in (run, from_timm, from_torchvision, *pairs.values()) if source is not None]
-    if len(sources) != 1:
-        raise click.UsageError("give RUN or one of the options --from-...")
+    if (run is None) == (source is None):
+        raise click.UsageError("give RUN or --from LIBRARY:NAME")
     given = {name: value for name, value in backbone.items() if value is not None}
     if run is not None and given:
-        raise click.UsageError(f"--{next(iter(given))} applies to --from-timm and --from-torchvision only")
+        raise click.UsageError(f"--{next(iter(given))} applies to --from timm and --from torchvision only")
     if run is None and checkpoint is not None:
         raise click.UsageError("--checkpoint applies to runs only")
     if run is None and blend is not None:
         raise click.UsageError("--blend applies to runs only")
-    if pair is not None:
+    if source is not None and source[0] in _PAIRS:
         if given or precision != "fp32":
             option = next(iter(given), "precision")
-            raise click.UsageError(f"--{option} does not apply to --from-{pair[0]}")
-        _export_published(*pair, out, data, runtime, as_json)
+            raise click.UsageError(f"--{option} does not apply to --from {source[0]}")
+        _export_published(*source, out, data, runtime, as_json)
         return
     from export.model_file import ExportOptions, export_run  # torch takes seconds to import
     from train.weights_origin import weights_origin
@@ -183,12 +186,12 @@ def export(
     else:
         from export.pretrained import PretrainedBackbone, export_backbone
 
-        library, name = ("timm", from_timm) if from_timm else ("torchvision", from_torchvision)
-        source = PretrainedBackbone(library, str(name), **given)
-        if source.assumption is not None:
-            print_status(source.assumption)
-        model = source.model_config()
-        exported = export_backbone(source, out, data=data, options=options)
+        assert source is not None
+        pretrained = PretrainedBackbone(*source, **given)
+        if pretrained.assumption is not None:
+            print_status(pretrained.assumption)
+        model = pretrained.model_config()
+        exported = export_backbone(pretrained, out, data=data, options=options)
     if precision == "fp16" and exported.cost and exported.cost.provider.lower().startswith("cpu"):
         print_status(
             "fp16 is for GPUs: on a CPU, ONNX Runtime computes in float32 and converts back and forth"

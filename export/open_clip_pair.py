@@ -36,17 +36,17 @@ def open_clip_pair(name: str) -> Pair:
     try:
         import open_clip
     except ModuleNotFoundError as error:
-        raise LookalikeError(f"--from-open-clip: {needs('open_clip')}") from error
+        raise LookalikeError(f"--from open-clip: {needs('open_clip')}") from error
     arch, weights, options = _parsed(name, open_clip)
     try:
-        with cache_while_unreachable(f"--from-open-clip {name}"):
+        with cache_while_unreachable(f"--from open-clip:{name}"):
             model = open_clip.create_model(arch, weights, require_pretrained=True, **options).eval()
             tokenizer = open_clip.get_tokenizer(arch)
     except LookalikeError:
         raise
     except Exception as error:  # open_clip, torch and the hub raise classes of their own
         reason = " ".join(str(error).split())[:200]
-        raise LookalikeError(f"--from-open-clip {name}: cannot be loaded ({reason})") from error
+        raise LookalikeError(f"--from open-clip:{name}: cannot be loaded ({reason})") from error
     return pair_of_model(model, tokenizer, name, _licence(arch, weights, open_clip))
 
 
@@ -97,13 +97,13 @@ def _parsed(name: str, open_clip: Any) -> tuple[str, str | None, dict[str, Any]]
     known = open_clip.list_models()
     if arch not in known:
         hint = did_you_mean(arch, known, "see `open_clip.list_models()`")
-        raise InputError(f"--from-open-clip: unknown architecture {arch!r}; {hint}")
+        raise InputError(f"--from open-clip: unknown architecture {arch!r}; {hint}")
     tags = open_clip.list_pretrained_tags_by_model(arch)
     is_file = Path(weights).is_file()
     if weights not in tags and not is_file:
         some = ", ".join(tags) or "none, so give a file"
         raise InputError(
-            f"--from-open-clip {name}: needs weights, as {arch}:TAG or {arch}:FILE; tags: {some}"
+            f"--from open-clip:{name}: needs weights, as {arch}:TAG or {arch}:FILE; tags: {some}"
         )
     if is_file:
         return arch, weights, {}
@@ -127,7 +127,7 @@ def _tokenizer(theirs: Any, name: str) -> tuple[Tokenizer, int, str]:
         if theirs.strip_sep_token:
             ours = without_closing_token(ours, inner.sep_token)
         return ours, int(inner.pad_token_id), str(inner.padding_side)
-    raise InputError(f"--from-open-clip {name}: its tokenizer is not supported; use another model")
+    raise InputError(f"--from open-clip:{name}: its tokenizer is not supported; use another model")
 
 
 def _licence(arch: str, weights: str | None, open_clip: Any) -> str | None:

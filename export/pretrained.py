@@ -51,7 +51,7 @@ class PretrainedBackbone:
         known = self.library == "timm" or self.name in torchvision_names()
         preprocess = published_preprocess(self._backbone, self.weights, self.size) if known else None
         if preprocess is None:
-            raise InputError(f"--from-{self.library}: unknown model {self.name!r}; {self._hint()}")
+            raise InputError(f"--from {self.library}: unknown model {self.name!r}; {self._hint()}")
         return replace(preprocess, mean=self.mean or preprocess.mean, std=self.std or preprocess.std)
 
     @property

@@ -103,7 +103,7 @@ def read_published(name: str) -> Published:
         if not file.is_file():
             raise InputError(
                 f"{name}: has neither visual/model.onnx nor onnx/vision_model.onnx nor onnx/model.onnx; use "
-                "--from-open-clip or --from-transformers"
+                "--from open-clip:NAME or --from transformers:NAME"
             )
         preprocess = transformers_preprocess(_json(folder / "preprocessor_config.json"), name)
         kind = _json(folder / "config.json").get("model_type")

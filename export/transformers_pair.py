@@ -34,12 +34,12 @@ def transformers_pair(name: str) -> Pair:
         from transformers import AutoConfig, AutoModel
         from transformers.image_processing_base import ImageProcessingMixin
     except ModuleNotFoundError as error:
-        raise LookalikeError(f"--from-transformers: {needs('transformers')}") from error
+        raise LookalikeError(f"--from transformers: {needs('transformers')}") from error
     try:
-        with cache_while_unreachable(f"--from-transformers {name}"):
+        with cache_while_unreachable(f"--from transformers:{name}"):
             kind = str(AutoConfig.from_pretrained(name).model_type)
             if kind not in _TYPES:
-                raise InputError(f"--from-transformers {name}: type {kind}, supported: {', '.join(_TYPES)}")
+                raise InputError(f"--from transformers:{name}: type {kind}, supported: {', '.join(_TYPES)}")
             model = AutoModel.from_pretrained(name, dtype="float32").eval()
             tokenizer = _tokenizer(name)
             facts, _ = ImageProcessingMixin.get_image_processor_dict(name)
@@ -47,7 +47,7 @@ def transformers_pair(name: str) -> Pair:
         raise
     except Exception as error:  # transformers, torch and the hub raise classes of their own
         reason = " ".join(str(error).split())[:200]
-        raise LookalikeError(f"--from-transformers {name}: cannot be loaded ({reason})") from error
+        raise LookalikeError(f"--from transformers:{name}: cannot be loaded ({reason})") from error
     length = int(model.config.text_config.max_position_embeddings)
     bias = getattr(model, "logit_bias", None)
 

@@ -65,8 +65,10 @@ TOPICS = {
         ),
     },
     "Models and data": {
-        "model": ("retrieval.commands.model:model", "Show a model's metadata and benchmark it."),
-        "models": ("train.commands.models:models", "List backbones to start from, and describe them."),
+        "model": (
+            "retrieval.commands.model:model",
+            "List networks to start from, and describe one or a model file.",
+        ),
         "hub": (
             "retrieval.commands.hub:hub",
             "Publish models on the Hugging Face Hub and get them from there.",
@@ -136,11 +138,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in self._lazy:
             return None
-        module, attribute = self._lazy[name][0].split(":")
-        for package in _IMPORTS.get(module.partition(".")[0], ()):
-            _check_not_shadowed(package)
         try:
-            return cast(click.Command, getattr(import_module(module), attribute))
+            return load_command(self._lazy[name][0])
         except ModuleNotFoundError as error:
             if hint := missing_extra(error):
                 raise LookalikeError(f"`{ctx.command_path} {name}` {hint}") from error
@@ -161,6 +160,19 @@ class _Root(LazyGroup):
         for note in notes:
             print_status(note)
         return super().parse_args(ctx, args)
+
+
+def load_command(place: str) -> click.Command:
+    """Import a command of any package by its location, "module:attribute".
+
+    Raises:
+        InputError: Another file shadows its package.
+        ModuleNotFoundError: The packages that it needs are not installed.
+    """
+    module, attribute = place.split(":")
+    for package in _IMPORTS.get(module.partition(".")[0], ()):
+        _check_not_shadowed(package)
+    return cast(click.Command, getattr(import_module(module), attribute))
 
 
 def _check_not_shadowed(package: str) -> None:

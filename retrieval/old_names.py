@@ -10,6 +10,7 @@ COMMANDS = {
     "suspects": "check suspects",
     "leakage": "check leakage",
     "inspect": "check quality",
+    "models": "model",
     "index decisions --labels": "check decide",
     "index decisions --undo": "check undo",
     "index decisions": "check decisions",
@@ -26,6 +27,10 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
             f"--{fault}": f"--threshold {fault}={{}}"
             for fault in ("blurred", "dark", "flat", "tiny", "narrow", "alone")
         },
+    },
+    "export": {
+        f"--from-{library}": f"--from {library}:{{}}"
+        for library in ("timm", "torchvision", "open-clip", "transformers", "hub")
     },
     "check decide": {"--labels": "{}"},
     "check undo": {"--undo": "{}"},

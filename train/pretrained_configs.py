@@ -1,7 +1,7 @@
 """Pretrained configurations: what torchvision and timm publish about their classifiers, without weights.
 
 The preprocessing of weights is torchvision's `weights.transforms()` and timm's `pretrained_cfg`. This is the
-only place that reads them: training and `lookalike export --from-timm` use the same function.
+only place that reads them: training and `lookalike export --from timm:` use the same function.
 """
 
 from __future__ import annotations

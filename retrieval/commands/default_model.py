@@ -37,7 +37,7 @@ def default_model() -> Path:
         )
     print_status(
         f"model: {NAME} with ImageNet weights (apache-2.0), as no --model is given; others: "
-        "`lookalike models list`"
+        "`lookalike model list`"
     )
     if file.is_file():
         return file
@@ -46,7 +46,7 @@ def default_model() -> Path:
     except OSError as error:
         raise LookalikeError(f"{file.parent}: cannot be written ({error.strerror}); give --model") from error
     with contextlib.redirect_stdout(sys.stderr):  # stdout is for the result of the build
-        weights = ("--from-timm", "tf_efficientnet_lite0", "--weights", "lite0")
+        weights = ("--from", "timm:tf_efficientnet_lite0", "--weights", "lite0")
         run_command("export", *weights, "--out", str(file))
     return file
 

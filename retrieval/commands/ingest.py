@@ -130,7 +130,7 @@ def build(
       lookalike index build shop.gallery s3://shop/photos --model model.onnx
 
     Without --model, EfficientNet-Lite0 with ImageNet weights embeds the images (Apache-2.0, of the extra
-    demo); `lookalike models list` has stronger networks, and `lookalike export` makes a model file of them.
+    demo); `lookalike model list` has stronger networks, and `lookalike export` makes a model file of them.
 
     By default the label of an image is its folder and its id is its path. Unreadable files are listed and
     skipped (exit code 3). An interrupted build continues when you run the same command again; a finished one

@@ -1,4 +1,4 @@
-"""`lookalike model`: metadata and latency of a model file."""
+"""`lookalike model`: metadata and latency of a model file, and the backbones to start from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from retrieval.cli import json_option, print_result
+from retrieval.cli import LazyGroup, json_option, load_command, print_result
 from retrieval.commands.device_options import runtime_options
 from retrieval.errors import InputError
 from retrieval.machine.extras import needs
@@ -27,23 +27,41 @@ _SETTINGS = ("data", "model", "loss", "epochs", "seed")  # of the training setti
 _NO_ONNX = f"unknown: reading it {needs('onnx')}"
 
 
-@click.group()
+_BACKBONE = "train.commands.models:describe"
+_COMMANDS = {
+    "list": (
+        "train.commands.models:list_models",
+        "You need a network to begin with: list them, fastest first.",
+    ),
+    "info": (
+        "retrieval.commands.model:info",
+        "You have a model file, or a name of the list: see what it is, and how fast here.",
+    ),
+}
+
+
+@click.group(cls=LazyGroup, lazy=_COMMANDS)
 def model() -> None:
-    """Show a model's metadata and benchmark it.
+    """List networks to start from, and describe one or a model file.
 
     \b
+      lookalike model list
+      lookalike model info timm:vit_base_patch16_siglip_224.v2_webli
       lookalike model info model.onnx
-      lookalike model info model.onnx --json
     """
 
 
-@model.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path), metavar="FILE|NAME")
 @click.option("--no-latency", is_flag=True, help="Skip the benchmark, which takes a few seconds.")
 @runtime_options
 @json_option
-def info(file: Path, no_latency: bool, runtime: Runtime, as_json: bool) -> None:
-    """Show the metadata and the latency of a model FILE.
+@click.pass_context
+def info(ctx: click.Context, file: Path, no_latency: bool, runtime: Runtime, as_json: bool) -> None:
+    """Show the metadata and the latency of a model FILE, or what is known of the backbone NAME.
+
+    NAME is that of `lookalike model list` or of model.backbone. Nothing is downloaded: its embedding,
+    preprocessing and licence are shown.
 
     The output covers preprocessing, embedding size, training data and settings, validation results, the
     operators of the graph, and the time for batches of 1, 4, 32 and --batch-size images on this machine. The
@@ -52,9 +70,13 @@ def info(file: Path, no_latency: bool, runtime: Runtime, as_json: bool) -> None:
 
     \b
       lookalike model info model.onnx
+      lookalike model info timm:vit_small_patch14_reg4_dinov2.lvd142m
       lookalike model info model.onnx --device cuda:1
       lookalike model info model.onnx --no-latency --json
     """
+    if not file.exists() and file.suffix not in (".onnx", ".zip") and file.name == str(file):
+        ctx.invoke(load_command(_BACKBONE), name=str(file), as_json=as_json)
+        return
     embedder = Embedder.open(file, runtime)
     archive = embedder.archive
     batches = sorted({*_BATCHES, runtime.batch_size or 1})

@@ -146,8 +146,8 @@ def search(
     --like, --unlike, --unlike-id, --text and --without make one query, with all images and items: twice the
     mean of the vectors that are wanted minus the mean of those that are not (docs/feedback.md). Items of the
     query are not among its hits. Repeat a part to give it more weight. Texts need a model with a text
-    encoder, such as one of `lookalike export --from-open-clip`. Their cosines with images are much lower than
-    those of two images, and have no probability.
+    encoder, such as one of `lookalike export --from open-clip:`. Their cosines with images are much lower
+    than those of two images, and have no probability.
 
     After `lookalike calibrate`, the probability that a hit shows the same thing is printed beside its score,
     or "same" if it is the picture of the query itself; --min-probability answers that there is nothing like

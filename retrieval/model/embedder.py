@@ -198,7 +198,7 @@ class Embedder:
         if self.archive is None:
             raise InputError(
                 f"{self.path}: this model has no text encoder; use an archive of image and text encoder, as "
-                "from `lookalike export --from-open-clip`"
+                "from `lookalike export --from open-clip:NAME`"
             )
         with self._loading_text:
             if self._text is None:
@@ -374,7 +374,7 @@ def _read(path: Path) -> tuple[bytes, str, ModelArchive | None]:
     except FileNotFoundError as error:
         what = (
             "there is no such model file; create one with `lookalike export RUN --out FILE`, or of a "
-            "pretrained network: `lookalike models list`"
+            "pretrained network: `lookalike model list`"
         )
         raise InputError(f"{path}: {what}") from error
     except IsADirectoryError as error:

@@ -27,7 +27,7 @@ GALLERY_PAGES = ("text", "filters", "feedback", "calibration", "curation", "inde
 PROGRAMS = {page.stem: blocks("python", page.read_text()) for page in sorted(DOCS.glob("*.md"))}
 # Commands and programs that cannot run here, with the reason.
 REASONS = {
-    r"--from-|siglip2|model\.weights=imagenet": "downloads weights",
+    r"--from |siglip2|model\.weights=imagenet": "downloads weights",
     r"cifar10:ROOT": "downloads a data set",
     r"check undo shop.gallery 17": "needs as many decisions",
     r"lookalike hub|hf:|from_pretrained": "needs a hub: test_hub.py",

@@ -90,7 +90,7 @@ def test_open_clip(tmp_path: Path, photo: Image.Image) -> None:
     (tmp_path / "README.md").write_text(CARD)
     save_file(model.state_dict(), tmp_path / "open_clip_model.safetensors")
 
-    embedder, _ = export("--from-open-clip", f"local-dir:{tmp_path}", out=tmp_path / "pair.zip")
+    embedder, _ = export("--from", f"open-clip:local-dir:{tmp_path}", out=tmp_path / "pair.zip")
     assert embedder.provenance["license"] == "apache-2.0"
     assert embedder.provenance["source"] == f"open_clip:local-dir:{tmp_path}"
     assert embedder.text_encoder.text_input.logit_scale == pytest.approx(1 / 0.07, rel=1e-5)
@@ -272,4 +272,4 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="type bert, supported: clip"):
         transformers_pair(str(tmp_path))
     assert card_licence(tmp_path / "README.md") is None
-    lookalike_here("export", "--from-open-clip", "RN50", "--size", "32", "--out", "x", code=2, cwd=tmp_path)
+    lookalike_here("export", "--from", "open-clip:RN50", "--size", "32", "--out", "x", code=2, cwd=tmp_path)

@@ -55,7 +55,7 @@ def of_timm(weights: Path) -> Path:
     """The network with these weights as a model file, with what the command prints beside it."""
     out = weights.with_name("m.onnx")
     words = ("--weights", str(weights), "--out", str(out))
-    done = lookalike_here("export", "--from-timm", "test_efficientnet", *words)
+    done = lookalike_here("export", "--from", "timm:test_efficientnet", *words)
     out.with_suffix(".txt").write_text(done.stderr)
     return out
 
@@ -100,7 +100,7 @@ def test_torchvision_backbone_equals_torchvision(tmp_path: Path, images: list[Im
     save_file(whole.state_dict(), tmp_path / "w.safetensors")
     out = tmp_path / "m.onnx"
     words = ("--weights", f"{tmp_path}/w.safetensors", "--out", str(out))
-    stated = lookalike_here("export", "--from-torchvision", "squeezenet1_1", *words).stderr
+    stated = lookalike_here("export", "--from", "torchvision:squeezenet1_1", *words).stderr
     assert "mean [0.485, 0.456, 0.406], std [0.229, 0.224, 0.225]: assumed for" in stated
     whole.classifier = torch.nn.AdaptiveAvgPool2d(1)
     transform = torchvision.models.SqueezeNet1_1_Weights.DEFAULT.transforms()
@@ -163,19 +163,22 @@ def test_pretrained_features_find_cars(cars: list[LabelledImage], tmp_path: Path
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "give RUN or one of the options --from-"),
-        (("run", "--from-timm", "resnet18"), "give RUN or one of"),
-        (("run", "--pooling", "gem"), "--pooling applies to --from-timm and --from-torchvision only"),
-        (("--from-timm", "resnet18", "--checkpoint", "last"), "--checkpoint applies to runs only"),
-        (("--from-timm", "resnet81"), "timm: unknown model 'resnet81'; did you mean 'resnet18'?"),
-        (("--from-torchvision", "resnet-50"), "did you mean 'resnet50'?"),
-        (("--from-torchvision", "conv4"), "unknown model 'conv4'"),
+        ((), "give RUN or --from LIBRARY:NAME"),
+        (("run", "--from", "timm:resnet18"), "give RUN or --from"),
+        (("run", "--pooling", "gem"), "--pooling applies to --from timm and --from torchvision only"),
+        (("--from", "timm:resnet18", "--checkpoint", "last"), "--checkpoint applies to runs only"),
+        (("--from", "timm:resnet81"), "timm: unknown model 'resnet81'; did you mean 'resnet18'?"),
+        (("--from", "torchvision:resnet-50"), "did you mean 'resnet50'?"),
+        (("--from", "resnet-50"), "did you mean 'resnet50'?"),
+        (("--from", "keras:resnet"), "expected one of timm:NAME, torchvision:NAME, open-clip:NAME"),
+        (("--from", "timm:"), "expected one of timm:NAME"),
+        (("--from", "torchvision:conv4"), "unknown model 'conv4'"),
         (
-            ("--from-timm", "resnet18", "--precision", "int8"),
+            ("--from", "timm:resnet18", "--precision", "int8"),
             "int8: needs images to be checked on",
         ),
         (
-            ("--from-torchvision", "resnet18", "--weights", "nowhere"),
+            ("--from", "torchvision:resnet18", "--weights", "nowhere"),
             "has no weights 'nowhere'; use imagenet",
         ),
     ],
@@ -193,7 +196,7 @@ def test_int8_backbone_is_calibrated_on_data(weights: Path, tmp_path: Path, shop
     words = ("--weights", str(weights), "--size", "64", "--data", f"folder:{shop}", "--json")
     out = str(tmp_path / "m.onnx")
     last = ("--precision", "int8", "--accept-loss", "--out", out)
-    printed = json.loads(lookalike_here("export", "--from-timm", "test_efficientnet", *words, *last).stdout)
+    printed = json.loads(lookalike_here("export", "--from", "timm:test_efficientnet", *words, *last).stdout)
     assert printed["calibration"] == f"24 training images of folder:{shop}"
     assert Embedder(out).provenance["calibration"] == printed["calibration"]
 

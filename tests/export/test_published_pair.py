@@ -104,7 +104,7 @@ def community(folder: Path, *, kind: str = "clip", mask: str | None = "attention
 
 def imported(source: str | Path, out: Path) -> Embedder:
     run = lookalike if isinstance(source, str) else lookalike_here  # huggingface_hub reads settings once
-    done = run("export", "--from-hub", str(source), "--out", str(out), "--json")
+    done = run("export", "--from", f"hub:{source}", "--out", str(out), "--json")
     facts = json.loads(done.stdout)
     assert ("licence of the weights" in done.stderr) == (facts["license"] is None)
     assert facts["proof"]["lowest_cosine"] >= 0.99999
@@ -166,7 +166,7 @@ def test_images_alone(tmp_path: Path) -> None:
 
 def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(folder: Path, message: str) -> None:
-        done = lookalike_here("export", "--from-hub", str(folder), "--out", str(tmp_path / "x"), code=2)
+        done = lookalike_here("export", "--from", f"hub:{folder}", "--out", str(tmp_path / "x"), code=2)
         assert message in done.stderr
         assert not (tmp_path / "x").exists()
 
@@ -186,8 +186,8 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setitem(sys.modules, "tokenizers", None)
         patch.delitem(sys.modules, "export.published_pair")
         patch.delitem(sys.modules, "export.tokenizer_files")
-        done = lookalike_here("export", "--from-hub", "shop/clip", "--out", str(tmp_path / "x"), code=1)
+        done = lookalike_here("export", "--from", "hub:shop/clip", "--out", str(tmp_path / "x"), code=1)
         assert "needs tokenizers: pip install 'lookalike[text]'" in done.stderr
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    done = lookalike_here("export", "--from-hub", "shop/clip", "--out", str(tmp_path / "x"), code=2)
+    done = lookalike_here("export", "--from", "hub:shop/clip", "--out", str(tmp_path / "x"), code=2)
     assert "lookalike[hub]" in done.stderr

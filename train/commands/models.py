@@ -1,4 +1,4 @@
-"""`lookalike models`: backbones to start from."""
+"""Backbones to start from, of `lookalike model`: their list, and what is known of one."""
 
 from __future__ import annotations
 
@@ -17,17 +17,7 @@ if TYPE_CHECKING:
     from train.curated_backbones import CuratedBackbone
 
 
-@click.group()
-def models() -> None:
-    """List backbones to start from, and describe them.
-
-    \b
-      lookalike models list
-      lookalike models info timm:vit_base_patch16_siglip_224.v2_webli
-    """
-
-
-@models.command("list")
+@click.command()
 @click.argument("pattern", required=False)
 @click.option("--all", "everything", is_flag=True, help="All weights of timm, not the curated list.")
 @json_option
@@ -41,18 +31,18 @@ def list_models(pattern: str | None, everything: bool, as_json: bool) -> None:
     ImageNet is a published accuracy in percent: top-1 of the network's own classifier, k-NN of its embedding,
     zero-shot with its text encoder; the three do not compare. Recall@1 and MAP@R are of a search for images
     of the same class without training, measured here, with the interval for other classes like them. - is
-    unknown; `models info` names the sources.
+    unknown; `model info` names the sources.
 
     \b
-      lookalike models list
-      lookalike models list siglip
-      lookalike models list --all "*dinov3*"
+      lookalike model list
+      lookalike model list siglip
+      lookalike model list --all "*dinov3*"
 
     \b
-    The name is for training and, without timm:, for export:
+    The name is for training and for export:
       lookalike train --data folder:shop --out run --set model.weights=imagenet \\
           --set model.backbone=timm:tiny_vit_5m_224.dist_in22k --set model.pooling=native
-      lookalike export --from-timm tiny_vit_5m_224.dist_in22k --out model.onnx
+      lookalike export --from timm:tiny_vit_5m_224.dist_in22k --out model.onnx
     """
     from train.curated_backbones import curated_backbones
 
@@ -71,22 +61,15 @@ def list_models(pattern: str | None, everything: bool, as_json: bool) -> None:
         rows, lines = [row.to_dict() for row in curated], _curated_table(curated)
     if not rows:
         where = "of timm" if everything else "in the curated list; --all searches all of timm"
-        raise InputError(f"models list: no name like {pattern!r} {where}")
+        raise InputError(f"model list: no name like {pattern!r} {where}")
     print_result(rows, as_json, list(lines))
 
 
-@models.command()
+@click.command()
 @click.argument("name")
 @json_option
-def info(name: str, as_json: bool) -> None:
-    """Describe the backbone NAME, as in model.backbone: embedding, preprocessing and licence.
-
-    Nothing is downloaded, and no memory is taken for weights.
-
-    \b
-      lookalike models info timm:vit_small_patch14_reg4_dinov2.lvd142m
-      lookalike models info resnet50 --json
-    """
+def describe(name: str, as_json: bool) -> None:
+    """Describe the backbone NAME, as in model.backbone: embedding, preprocessing and licence."""
     from train.curated_backbones import curated_backbones
     from train.pretrained_configs import has_projection, native_size, published_preprocess
     from train.weights_origin import weights_origin
@@ -94,7 +77,7 @@ def info(name: str, as_json: bool) -> None:
     preprocess = published_preprocess(name, "imagenet")
     library, _, spec = name.partition(":")
     if preprocess is None or library == "bn-inception":
-        raise InputError(f"models info: unknown backbone {name!r}; {_hint(name)}")
+        raise InputError(f"model info: unknown backbone {name!r}; {_hint(name)}")
     dim, parameters = native_size(name)
     origin = weights_origin(name, "imagenet")
     curated = next((row for row in curated_backbones() if row.name == name), None)
@@ -171,4 +154,4 @@ def _hint(name: str) -> str:
     from train.pretrained_configs import torchvision_names
 
     known = [*torchvision_names(), *(f"timm:{model}" for model in timm.list_models())]
-    return did_you_mean(name.partition(".")[0], known, "see `lookalike models list --all`")
+    return did_you_mean(name.partition(".")[0], known, "see `lookalike model list --all`")

@@ -12,7 +12,7 @@ _HERE = "retrieval.commands.check"
 _COMMANDS = {
     "overview": (
         f"{_HERE}.overview:overview",
-        "Begin here: how much each check finds. Short: check GALLERY.",
+        "Begin here: see how much each check finds (short: check GALLERY).",
     ),
     "duplicates": (
         f"{_HERE}.duplicates:duplicates",

@@ -1,4 +1,4 @@
-"""`lookalike models`: the curated list, all names of timm, and one backbone."""
+"""`lookalike model`: the curated list, all names of timm, and one backbone."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ def test_size_without_weights_is_that_of_the_network(name: str, size: int) -> No
 
 
 def test_list_is_filtered_and_has_a_json_form() -> None:
-    rows = json.loads(lookalike_here("models", "list", "siglip", "--json").stdout)
+    rows = json.loads(lookalike_here("model", "list", "siglip", "--json").stdout)
     assert [row["name"] for row in rows] == ["timm:vit_base_patch16_siglip_224.v2_webli"]
     assert rows[0]["dim"] == 768
-    text = lookalike_here("models", "list").stdout.splitlines()
+    text = lookalike_here("model", "list").stdout.splitlines()
     assert max(map(len, text)) <= 100
     assert [line.split()[0] for line in text if line.startswith("timm:")] == [
         row.name for row in curated_backbones()
     ]
-    every = lookalike_here("models", "list", "--all", "*small*dinov3.*").stdout
+    every = lookalike_here("model", "list", "--all", "*small*dinov3.*").stdout
     assert "timm:vit_small_patch16_dinov3.lvd1689m" in every
     assert "dinov3-license: has terms of its own" in every
-    failed = lookalike_here("models", "list", "no-such-name", code=2)
+    failed = lookalike_here("model", "list", "no-such-name", code=2)
     assert "--all searches all of timm" in failed.stderr
 
 
@@ -79,22 +79,22 @@ def test_every_figure_of_quality_has_its_source() -> None:
             if one.interval is not None:
                 assert one.interval[0] < one.percent < one.interval[1]
     name = "timm:tf_efficientnet_lite0.in1k"
-    (lite0,) = json.loads(lookalike_here("models", "list", name, "--json").stdout)
+    (lite0,) = json.loads(lookalike_here("model", "list", name, "--json").stdout)
     assert {one["metric"] for one in lite0["quality"]} == {"top-1", *RETRIEVAL}
-    listed, described = (lookalike_here("models", word, name).stdout for word in ("list", "info"))
+    listed, described = (lookalike_here("model", word, name).stdout for word in ("list", "info"))
     assert "MAP@R" in listed
     assert "results-imagenet.csv" in described
 
 
 def test_info_describes_a_backbone() -> None:
     found = json.loads(
-        lookalike_here("models", "info", "timm:vit_base_patch16_clip_224.openai", "--json").stdout
+        lookalike_here("model", "info", "timm:vit_base_patch16_clip_224.openai", "--json").stdout
     )
     assert found["embedding"] == {"dim": 512, "projection": True}
     assert found["address"] == "https://huggingface.co/timm/vit_base_patch16_clip_224.openai"
     assert found["preprocess"]["size"] == 224
-    text = lookalike_here("models", "info", "vit_b_16").stdout
+    text = lookalike_here("model", "info", "vit_b_16").stdout
     assert "768 dimensions" in text
     assert "https://download.pytorch.org/" in text
-    failed = lookalike_here("models", "info", "timm:vit_bas_patch16_224", code=2)
+    failed = lookalike_here("model", "info", "timm:vit_bas_patch16_224", code=2)
     assert "did you mean 'timm:vit_base_patch16_224'" in failed.stderr
