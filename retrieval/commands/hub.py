@@ -46,7 +46,7 @@ def hub() -> None:
 @report_option
 @json_option
 def card(model: Path, out: Path, name: str | None, report: Path | None, as_json: bool) -> None:
-    """Write the files of a repository into a folder, to read the model card of MODEL before it is published.
+    """Write the files of a repository into a folder, to read the model card of MODEL before publishing.
 
     \b
       lookalike hub card model.onnx --report report --out card

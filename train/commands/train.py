@@ -68,7 +68,8 @@ def train(
 
     \b
       lookalike train --data folder:shop --out run
-      lookalike train --data folder:shop --out run --set model.backbone=resnet50 --set model.weights=imagenet
+      lookalike train --data folder:shop --out run --set model.backbone=resnet50 \\
+          --set model.weights=imagenet
       lookalike train --data folder:shop --out run --recipe catalogue
       lookalike train --data cars196:ROOT --out run --recipe loop/table2/loop-triplet-cars196
       lookalike train --out run --resume
@@ -79,7 +80,8 @@ def train(
 
     \b
     A small network learns to embed images as a large one does (distillation), with or without labels:
-      lookalike train --data images:photos --out small --recipe distill --set distill.teacher=large.onnx
+      lookalike train --data images:photos --out small --recipe distill \\
+          --set distill.teacher=large.onnx
 
     \b
     A closed set (the test classes are those of training), with wrong labels:
@@ -92,8 +94,8 @@ def train(
       lookalike train --out run --resume --device cpu
 
     \b
-    On several GPUs of a machine, with the loss of the global batch, as on one GPU; on several machines, see
-    docs/distributed.md:
+    On several GPUs of a machine, with the loss of the global batch, as on one GPU; on several
+    machines, see docs/distributed.md:
       torchrun --nproc-per-node 4 --no-python lookalike train --data folder:shop --out run
 
     Ctrl-C writes a checkpoint, and --resume continues. On a CPU the results equal those of an uninterrupted
@@ -109,8 +111,8 @@ def train(
       lookalike train --explain optimizer
 
     \b
-    For curves over training, keep the network at some steps and record Recall@K of watched images. Test
-    images are watched to draw a figure, and are not to be selected on:
+    For curves over training, keep the network at some steps and record Recall@K of watched images.
+    Test images are watched to draw a figure, and are not to be selected on:
       lookalike train --data cars196:ROOT --out run --set "checkpoints={at: [0, 100], every: 500}" \\
           --set "watch={split: test, every: 500, limit: 2000}"
     """
