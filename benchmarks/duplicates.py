@@ -32,7 +32,6 @@ from scipy.sparse.csgraph import connected_components
 
 from retrieval import Gallery
 from retrieval.curation import duplicates
-from retrieval.curation.duplicates import find_duplicates
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import Facts
 from retrieval.storage.store import Store
@@ -126,10 +125,10 @@ def compare(
 ) -> dict[str, dict[str, Any]]:
     """Return the facts of each contender."""
     gallery = create(folder / str(count), draw(count, dim))
-    vectors = np.ascontiguousarray(gallery.snapshot.stored.take(np.arange(count)))
+    vectors = np.ascontiguousarray(gallery.state.stored.take(np.arange(count)))
 
     def ours(exact: bool) -> tuple[list[list[int]], float]:
-        found = find_duplicates(gallery, min_score, exact=exact)
+        found = gallery.duplicates(min_score, exact=exact)
         share = 1.0 if found.recall is None else found.recall.share or 0.0
         return [[item.id - 1 for item in group.members] for group in found.groups], share
 

@@ -81,8 +81,8 @@ def median(times: list[Times]) -> Times:
 
 def bare(gallery: Gallery, exact: faiss.Index, allowed: np.ndarray) -> Callable[[np.ndarray], Any]:
     """Return a search by FAISS alone, with a selector that is made beforehand."""
-    numbers = np.zeros(gallery.snapshot.last + 1 if gallery.index else len(allowed), bool)
-    numbers[gallery.snapshot.stored.numbers_of(np.flatnonzero(allowed)) if gallery.index else allowed] = True
+    numbers = np.zeros(gallery.state.last + 1 if gallery.index else len(allowed), bool)
+    numbers[gallery.state.stored.numbers_of(np.flatnonzero(allowed)) if gallery.index else allowed] = True
     selector = faiss.IDSelectorBitmap(np.packbits(numbers, bitorder="little"))
     if gallery.index is None:
         parameters = faiss.SearchParameters(sel=selector)
@@ -92,14 +92,14 @@ def bare(gallery: Gallery, exact: faiss.Index, allowed: np.ndarray) -> Callable[
     most = index.nlist if isinstance(index, faiss.IndexIVF) else widened
     parameters = parameters_of(index, min(widened, most)) or faiss.SearchParameters()
     parameters.sel = selector
-    stored = gallery.snapshot.stored
+    stored = gallery.state.stored
     return lambda queries: stored.rows_of(index.search(queries, K, params=parameters)[1])
 
 
 def rows_of(gallery: Gallery, exact: faiss.Index, kind: str, share: float, args: Any) -> dict[str, Any]:
     """Return the row of one kind and share."""
     where, queries = f"price < {share}", draw(args.queries, args.dim, 0)
-    filters, snapshot = Filters(gallery.store), gallery.snapshot
+    filters, snapshot = Filters(gallery.store), gallery.state
     state = State(gallery.store.state(), snapshot)
     selected = filters.selection(where, state)
     faiss_search = bare(gallery, exact, selected.allowed)
@@ -130,7 +130,7 @@ def after_a_commit(gallery: Gallery, queries: np.ndarray, args: Any) -> dict[flo
     for share in SHARES:
         gallery.search_vectors(queries[:1], K, where=f"price < {share}")
     for _ in range(args.rounds):
-        fill(gallery, len(gallery.snapshot), 1000, args.dim)
+        fill(gallery, len(gallery.state), 1000, args.dim)
         gallery.search_vectors(queries[:1], K)
         for share, found in times.items():
             where = f"price < {share}"
@@ -179,7 +179,7 @@ def main() -> None:
         with gallery.store.writing():
             lookups = timed(lambda: create_lookups(gallery.store))
         exact = faiss.IndexFlatIP(args.dim)
-        for _, block in gallery.snapshot.stored.blocks(size=AT_ONCE):
+        for _, block in gallery.state.stored.blocks(size=AT_ONCE):
             exact.add(np.ascontiguousarray(block))
         print("lookup indexes: {:.0f} ms, {:.0f} CPU-ms".format(*lookups))
         print(f"{args.count} x {args.dim}; wall and CPU ms; ratios of CPU time to FAISS; recall")

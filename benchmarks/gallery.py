@@ -29,7 +29,6 @@ import numpy as np
 
 from benchmarks.search import draw
 from retrieval import Gallery
-from retrieval.ingest.transfer import export_vectors, import_vectors
 from retrieval.storage.records import BadFile, Facts, FileStamp, IndexSpec
 from retrieval.upkeep.compact import compact
 from retrieval.upkeep.verify import verify
@@ -125,7 +124,7 @@ def commits(report: Report, folder: Path, vectors: np.ndarray) -> None:
 def halves(report: Report, folder: Path, source: Path, queries: np.ndarray) -> None:
     """Measure what storage as float16 costs."""
     options: dict[str, Any] = {"name": "x", "storage": "float16", "index": IndexSpec("flat")}
-    report.time("float16: import", lambda: import_vectors(folder / "h", source, **options))
+    report.time("float16: import", lambda: Gallery.import_vectors(folder / "h", source, **options))
     full, half = Gallery(folder / "g"), Gallery(folder / "h")
     sizes = [sum(f.stat().st_size for f in (g.folder / "segments").glob("*")) for g in (full, half)]
     scores, rows = full.snapshot.stored.nearest(queries, K)
@@ -172,8 +171,8 @@ def main() -> None:
         print(f"{args.count} x {args.dim}", flush=True)
         report = Report()
         flat = IndexSpec("flat")
-        report.time("import", lambda: import_vectors(gallery, source, name="x", index=flat))
-        report.time("export", lambda: export_vectors(Gallery(gallery), folder / "out.npy"))
+        report.time("import", lambda: Gallery.import_vectors(gallery, source, name="x", index=flat))
+        report.time("export", lambda: Gallery(gallery).export(folder / "out.npy"))
         halves(report, folder, source, queries)
         if args.peers:
             peers(report, args.peers, folder, queries)
@@ -181,7 +180,7 @@ def main() -> None:
             print("LanceDB, usearch: skipped; pass --peers PYTHON")
         for kind in args.kinds:
             search(report, gallery, kind, queries)
-        report.time(f"add {ADDED}", lambda: import_vectors(gallery, folder / "more.npy", name="x"))
+        report.time(f"add {ADDED}", lambda: Gallery.import_vectors(gallery, folder / "more.npy", name="x"))
         tenth = range(1, args.count, 10)
         report.time("remove 10 %", lambda: Gallery(gallery).remove(list(tenth)))
         report.time("compact", lambda: compact(Gallery(gallery)))

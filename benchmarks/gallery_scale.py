@@ -34,6 +34,7 @@ from typing import Any
 
 import numpy as np
 
+from retrieval import Gallery
 from retrieval.progress import Stage, progress_listener
 from retrieval.storage.records import IndexSpec
 
@@ -155,11 +156,10 @@ def milliseconds(work: Callable[[np.ndarray], Any], queries: np.ndarray) -> dict
 
 
 def import_(folder: Path, _: IndexSpec) -> dict[str, Any]:
-    from retrieval.ingest.transfer import import_vectors
 
     found: dict[str, Any] = {}
     with measured(found):
-        import_vectors(folder / "g", folder / "v.npy", name="random", index=IndexSpec("flat"))
+        Gallery.import_vectors(folder / "g", folder / "v.npy", name="random", index=IndexSpec("flat"))
     sizes = [file.stat().st_size for file in (folder / "g").rglob("*") if file.is_file()]
     return {**found, "disk_bytes": sum(sizes)}
 
@@ -225,7 +225,7 @@ def search(folder: Path, _: IndexSpec) -> dict[str, Any]:
     with measured(found):
         found["cold_ms"] = milliseconds(gallery.search_vectors, queries)["ms"]
     found |= milliseconds(gallery.search_vectors, queries)
-    snapshot = gallery.snapshot
+    snapshot = gallery.state
     assert snapshot.index is not None
     own = snapshot.index
     bare = milliseconds(lambda query: own.propose(query, 10), queries)
@@ -237,13 +237,12 @@ def search(folder: Path, _: IndexSpec) -> dict[str, Any]:
 
 def add(folder: Path, _: IndexSpec) -> dict[str, Any]:
     from retrieval import Gallery
-    from retrieval.ingest.transfer import import_vectors
 
     write(folder / "more.npy", ADDED, 10**7, Gallery(folder / "g").store.manifest.dim)
-    import_vectors(folder / "g", folder / "more.npy", name="random", prefix=f"first-{os.getpid()}")
+    Gallery.import_vectors(folder / "g", folder / "more.npy", name="random", prefix=f"first-{os.getpid()}")
     found: dict[str, Any] = {}
     with measured(found):
-        import_vectors(folder / "g", folder / "more.npy", name="random", prefix=f"next-{os.getpid()}")
+        Gallery.import_vectors(folder / "g", folder / "more.npy", name="random", prefix=f"next-{os.getpid()}")
     return found
 
 

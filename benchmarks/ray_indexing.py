@@ -122,7 +122,7 @@ def measured(
     watch.start()
     add_images(gallery, Sources([images]), source=source)
     cost = watch.finish()
-    return cost, gallery.snapshot.vectors(gallery.snapshot.live_rows())
+    return cost, gallery.state.vectors(gallery.state.live_rows())
 
 
 def main() -> None:

@@ -122,15 +122,13 @@ def search(folder: Path, *_: Any) -> Iterator[Pair | Absent]:
         with gallery.store.writing():
             gallery.build_index(IndexSpec(kind, recall=0.95))
         gallery = Gallery(folder)
-        exact = module.flat(gallery.snapshot.stored)
+        exact = module.flat(gallery.state.stored)
         bare = (
-            module.bare(gallery.index, gallery.snapshot.stored)
-            if gallery.index
-            else partial(exact.search, k=10)
+            module.bare(gallery.index, gallery.state.stored) if gallery.index else partial(exact.search, k=10)
         )
         ours = partial(_search, gallery, queries)
         yield Pair(f"20 searches, {kind}", "FAISS", partial(ours, None), partial(_each, bare, queries), 1.5)
-        state = State(gallery.store.state(), gallery.snapshot)
+        state = State(gallery.store.state(), gallery.state)
         selecting = filters.bare(gallery, exact, Filters(gallery.store).selection(where, state).allowed)
         other = partial(_each, selecting, queries)
         yield Pair(
@@ -197,7 +195,6 @@ def models(folder: Path, stack: ExitStack) -> Iterator[Pair | Absent]:
     from benchmarks._servers import processor_seconds, serving
     from retrieval import Embedder, Gallery, load_image
     from retrieval.images.decode import Decoded, decode_ahead
-    from retrieval.ingest.transfer import import_vectors
 
     embedder = Embedder(indexing.untrained(folder), threads=1)
     paths = write_photographs(folder / "images", 64, 1)
@@ -223,7 +220,7 @@ def models(folder: Path, stack: ExitStack) -> Iterator[Pair | Absent]:
         1,
     )
     np.save(folder / "v.npy", np.random.default_rng(0).standard_normal((20_000, embedder.dim), np.float32))
-    import_vectors(folder / "served", folder / "v.npy", model=embedder.path)
+    Gallery.import_vectors(folder / "served", folder / "v.npy", model=embedder.path)
     gallery = Gallery(folder / "served")
     url = stack.enter_context(serving(folder / "served"))
     connection = stack.enter_context(closing(HTTPConnection(urlsplit(url).netloc, timeout=60)))

@@ -145,7 +145,7 @@ def rows_of(kind: str, gallery: Gallery, queries: np.ndarray, args: Any) -> dict
     opened: list[Gallery] = []
     opening = timed(lambda: opened.append(Gallery(gallery.folder)))
     first = timed(lambda: opened[0].search_vectors(queries[:1], K))
-    index, vectors, snapshot = opened[0].index, opened[0].snapshot.stored, opened[0].snapshot
+    index, vectors, snapshot = opened[0].index, opened[0].state.stored, opened[0].state
     exact = flat(vectors)
     contenders: dict[str, Search] = {}
     if index is None:
@@ -267,7 +267,7 @@ def main() -> None:
             rows.append(rows_of(kind, gallery, queries, args))
             show(rows[-1])
         if not args.no_usearch:
-            rows.append(usearch(gallery.snapshot.stored, queries, args))
+            rows.append(usearch(gallery.state.stored, queries, args))
             show(rows[-1])
     if args.json:
         Path(args.json).write_text(json.dumps({"rows": rows}, indent=1))

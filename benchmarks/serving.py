@@ -46,7 +46,6 @@ from benchmarks._photographs import write_photographs
 from benchmarks._servers import COMMAND, GATHERING, processor_seconds, serving
 from benchmarks.indexing import untrained
 from retrieval import Embedder, Gallery, load_image
-from retrieval.ingest.transfer import import_vectors
 from retrieval.machine.resources import cores
 from retrieval.search.query import SearchOptions
 
@@ -233,7 +232,7 @@ def main() -> None:
         model = args.model or untrained(folder)
         dim = Embedder(model).dim
         np.save(folder / "v.npy", np.random.default_rng(0).standard_normal((args.count, dim), np.float32))
-        import_vectors(folder / "g", folder / "v.npy", model=model)
+        Gallery.import_vectors(folder / "g", folder / "v.npy", model=model)
         (folder / "images").mkdir()
         write_photographs(folder / "images", args.images, 1)
         images = [path.read_bytes() for path in sorted((folder / "images").rglob("*.jpg"))]

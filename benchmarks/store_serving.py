@@ -46,7 +46,6 @@ from benchmarks._servers import COMMAND, processor_seconds, started
 from benchmarks.gallery_scale import machine
 from benchmarks.search import draw
 from retrieval import Gallery
-from retrieval.galleries.database import StoreGallery
 from retrieval.model.embedder import Embedder
 from retrieval.model.runtime import Runtime
 from retrieval.storage.records import NO_FACTS, Facts, FileStamp, NewItem
@@ -102,7 +101,7 @@ def in_files(folder: Path, model: Path, vectors: np.ndarray) -> Path:
 
 def in_store(folder: Path, model: Path, vectors: np.ndarray, address: str) -> Path:
     """Create a gallery in a database."""
-    gallery = StoreGallery.create(folder, Embedder.open(model, Runtime()), parse_address(address))
+    gallery = Gallery.create(folder, Embedder.open(model, Runtime()), store=address)
     for first in range(0, len(vectors), PART):
         some = vectors[first : first + PART]
         items = [NewItem(FileStamp("", "", 0, 0), "", 0, 0, key=f"k{first + n}") for n in range(len(some))]

@@ -32,8 +32,8 @@ import pyarrow.parquet as pq
 from benchmarks.gallery_scale import commit, machine
 from benchmarks.search import draw
 from benchmarks.store_recall import metadata_of
-from retrieval.galleries.database import StoreGallery, open_gallery
-from retrieval.ingest.transfer import export_vectors, import_vectors
+from retrieval.galleries.database import DatabaseView
+from retrieval.gallery import Gallery
 from retrieval.stores.address import PASSWORD, Address
 from retrieval.stores.opening import parse_address
 
@@ -58,21 +58,21 @@ def seconds(run: Callable[[], object]) -> float:
 def measured(folder: Path, source: Path, address: Address | None) -> dict[str, float]:
     """Return rows per second and the seconds of the index; without an address, of a gallery in files."""
     index = 0.0
-    optimize = StoreGallery.optimize
+    optimize = DatabaseView.complete_index
 
-    def timed(self: StoreGallery, *arguments: Any, **options: Any) -> None:
+    def timed(self: DatabaseView, *arguments: Any, **options: Any) -> None:
         nonlocal index
         index += seconds(lambda: optimize(self, *arguments, **options))
 
-    StoreGallery.optimize = timed  # type: ignore[method-assign]
+    DatabaseView.complete_index = timed  # type: ignore[method-assign]
     try:
-        load = seconds(lambda: import_vectors(folder, source, name=NAME, store=address)) - index
+        load = seconds(lambda: Gallery.import_vectors(folder, source, name=NAME, store=address)) - index
         first, index = index, 0.0
-        again = seconds(lambda: import_vectors(folder, source, name=NAME)) - index
+        again = seconds(lambda: Gallery.import_vectors(folder, source, name=NAME)) - index
     finally:
-        StoreGallery.optimize = optimize  # type: ignore[method-assign]
-    gallery = open_gallery(folder)
-    out = seconds(lambda: export_vectors(gallery, folder.with_suffix(".parquet")))
+        DatabaseView.complete_index = optimize  # type: ignore[method-assign]
+    gallery = Gallery.open(folder)
+    out = seconds(lambda: gallery.export(folder.with_suffix(".parquet")))
     count = len(gallery)
     return {"load": count / load, "again": count / again, "export": count / out, "index_s": first}
 

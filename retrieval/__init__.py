@@ -12,10 +12,9 @@ if TYPE_CHECKING:
     from retrieval.errors import ImageError as ImageError
     from retrieval.errors import InputError as InputError
     from retrieval.errors import LookalikeError as LookalikeError
-    from retrieval.galleries.database import open_gallery as open_gallery
-    from retrieval.galleries.files import Gallery as Gallery
     from retrieval.galleries.searchable import Hit as Hit
     from retrieval.galleries.searchable import Item as Item
+    from retrieval.gallery import Gallery as Gallery
     from retrieval.images.load import load_image as load_image
     from retrieval.images.preprocess import Preprocess as Preprocess
     from retrieval.model.embedder import Embedder as Embedder
@@ -31,7 +30,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _MODULES = {
     "Embedder": "model.embedder",
-    "Gallery": "galleries.files",
+    "Gallery": "gallery",
     "Hit": "galleries.searchable",
     "ImageError": "errors",
     "IndexSpec": "storage.records",
@@ -42,7 +41,6 @@ _MODULES = {
     "Runtime": "model.runtime",
     "SearchOptions": "search.query",
     "load_image": "images.load",
-    "open_gallery": "galleries.database",
 }
 __all__ = [*_MODULES, "metrics"]
 

@@ -14,7 +14,7 @@ from retrieval.commands.device_options import runtime_options
 from retrieval.errors import InputError
 from retrieval.evaluation.calibration_fit import ABSENT, QUERIES, Quality
 from retrieval.evaluation.calibration_fit import calibrate as learn
-from retrieval.galleries.database import open_gallery
+from retrieval.gallery import Gallery
 from retrieval.ingest.judgements import read_judgements
 from retrieval.metrics.reliability import BINS
 from retrieval.model.runtime import Runtime
@@ -93,7 +93,7 @@ def calibrate(
     """
     if report is not None:
         check_suffix(report, ".html")
-    target = open_gallery(gallery, runtime=runtime)
+    target = Gallery.open(gallery, runtime=runtime)
     if not len(target):
         raise InputError(
             f"{gallery}: the gallery is empty; add images with `lookalike index add {gallery} IMAGES`"

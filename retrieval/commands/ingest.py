@@ -22,32 +22,24 @@ from retrieval.commands.options import (
     retry_option,
     storage_option,
 )
-from retrieval.commands.stores import build_in_store, open_files, store_option
+from retrieval.commands.stores import explain_password, store_option
 from retrieval.errors import InputError, LookalikeError
-from retrieval.galleries.database import StoreGallery, open_gallery
-from retrieval.galleries.database_folder import is_store
-from retrieval.galleries.files import Gallery
+from retrieval.galleries.database_folder import is_gallery
+from retrieval.galleries.files import FilesView
 from retrieval.galleries.searchable import SearchableGallery
+from retrieval.gallery import Gallery
 from retrieval.ingest import sync as syncing
 from retrieval.ingest import watch as watching
-from retrieval.ingest.indexing import BadFilePolicy, IngestResult, add_images, refuse_empty
-from retrieval.ingest.rebuild import rebuild as rebuild_gallery
+from retrieval.ingest.indexing import BadFilePolicy, IngestResult, refuse_empty
 from retrieval.ingest.sources import Sources
-from retrieval.ingest.store_indexing import add_to_store
 from retrieval.ingest.tables import TableReport
 from retrieval.model.embedder import Embedder
 from retrieval.model.runtime import Runtime
-from retrieval.storage.identity import check_storage
 from retrieval.storage.records import IndexSpec
 from retrieval.stores.address import Address
 from retrieval.text import pluralize
 
 _MAX_LISTED = 10
-# Remedies for a gallery in a database.
-_ADD_AGAIN = (
-    "`lookalike index add` embeds new and changed files, `lookalike index remove` removes those that are gone"
-)
-_BUILD_ANOTHER = "build another collection by `lookalike index build` with the new model"
 ignore_decisions_option = click.option(
     "--ignore-decisions",
     is_flag=True,
@@ -160,41 +152,23 @@ def build(
       lookalike index build shop.gallery photos --model model.onnx --store postgresql://me@db.example/shop
     """
     sources, index = Sources(images, list_file, table, root), IndexSpec(kind, recall, memory, index_dim)
-    new = not (gallery / "gallery.db").exists()
     if model is None:
-        model = default_model() if new and not is_store(gallery) else kept_model(gallery)
-    if store is not None or is_store(gallery):
-        _refuse_ray(ray)
-        policy = BadFilePolicy(retry, max_bad)
-        in_store, result = build_in_store(
-            gallery,
-            Embedder.open(model, runtime),
-            store,
-            sources,
-            index=index,
-            storage=storage,
-            policy=policy,
-            ignore_decisions=ignore_decisions,
-        )
-        _report(ctx, in_store, result, as_json)
-        print_next("serve", str(gallery))
-        return
-    source, runtime = (None, runtime) if ray is None else ray.source(runtime, retry=retry)
-    embedder = Embedder.open(model, runtime)
-    if new:
-        target = Gallery.create(gallery, embedder, storage=storage or "float32")
-    else:
-        target = Gallery(gallery, runtime=runtime)
-        target.use_model(embedder)
-        check_storage(gallery, target.store.manifest, storage)
+        model = kept_model(gallery) if is_gallery(gallery) else default_model()
+    kind_of = Gallery.kind(gallery, store)
+    kind_of.check_index(index, gallery)
+    if ray is not None:
+        kind_of.check_has("ray", gallery)
+    embed, runtime = (None, runtime) if ray is None else ray.source(runtime, retry=retry)
+    target, new = Gallery.open_or_create(gallery, Embedder.open(model, runtime), storage=storage, store=store)
+    if store is not None:
+        explain_password(store)
     try:
-        result = add_images(
-            target,
+        result = target.add_sources(
             sources,
             index=index,
             reindex=True,
             policy=BadFilePolicy(retry, max_bad),
-            source=source,
+            embed=embed,
             command="build",
             ignore_decisions=ignore_decisions,
             show_progress=True,
@@ -202,7 +176,8 @@ def build(
         if new:
             refuse_empty(target, result)
     except LookalikeError:
-        if new and not len(Gallery(gallery)):  # unusable sources leave no empty gallery
+        target.refresh()
+        if new and not len(target):  # unusable sources leave no empty gallery
             shutil.rmtree(gallery)
         raise
     _report(ctx, target, result, as_json)
@@ -246,27 +221,19 @@ def add(
       lookalike index add shop.gallery photos --metadata prices.csv
       lookalike index add shop.gallery /mnt/photos --engine ray --ray-address auto
     """
-    if is_store(gallery):
-        _refuse_ray(ray)
-    source, runtime = (None, runtime) if ray is None else ray.source(runtime, retry=retry)
-    target = open_gallery(gallery, runtime=runtime)
+    if ray is not None:
+        Gallery.kind(gallery).check_has("ray", gallery)
+    embed, runtime = (None, runtime) if ray is None else ray.source(runtime, retry=retry)
+    target = Gallery.open(gallery, runtime=runtime)
     if model is not None:
         target.use_model(Embedder.open(model, runtime))
-    sources, policy = Sources(images, list_file, table, root), BadFilePolicy(retry, max_bad)
-    if isinstance(target, StoreGallery):
-        result = add_to_store(
-            target, sources, policy=policy, ignore_decisions=ignore_decisions, show_progress=True
-        )
-    else:
-        assert isinstance(target, Gallery)
-        result = add_images(
-            target,
-            sources,
-            policy=policy,
-            source=source,
-            ignore_decisions=ignore_decisions,
-            show_progress=True,
-        )
+    result = target.add_sources(
+        Sources(images, list_file, table, root),
+        policy=BadFilePolicy(retry, max_bad),
+        embed=embed,
+        ignore_decisions=ignore_decisions,
+        show_progress=True,
+    )
     _report(ctx, target, result, as_json)
 
 
@@ -347,10 +314,9 @@ def sync(
         raise click.UsageError("--prune is without FOLDER; with it, images whose file is gone are removed")
     if watch and (dry_run or checksum or retry or ignore_decisions):
         raise click.UsageError("--watch excludes --dry-run, --checksum, --retry and --ignore-decisions")
-    target, policy = open_files(gallery, _ADD_AGAIN, runtime), BadFilePolicy(retry, max_bad)
+    target, policy = Gallery.open(gallery, runtime=runtime), BadFilePolicy(retry, max_bad)
     if folder is None:
-        done = syncing.update(
-            target,
+        done = target.update(
             prune=prune,
             limit=limit,
             checksum=checksum,
@@ -367,8 +333,7 @@ def sync(
         _watch(target, folder, seconds, limit, policy, as_json)
         return
     if dry_run:
-        found = syncing.folder_difference(
-            target,
+        found = target.difference(
             folder,
             limit=limit,
             checksum=checksum,
@@ -378,8 +343,7 @@ def sync(
         facts = {**vars(found), "removed_share": found.removed_share}
         print_result(facts, as_json, f"{gallery}: {_difference(found)}")
         return
-    result = syncing.sync(
-        target,
+    result = target.sync(
         folder,
         limit=limit,
         checksum=checksum,
@@ -401,9 +365,7 @@ def _watch(
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder")
     print_status(f"{folder}: watching; Ctrl-C ends it")
-    events = watching.watch(
-        target, folder, seconds=seconds, limit=limit, policy=policy, show_progress=not as_json
-    )
+    events = target.watch(folder, seconds=seconds, limit=limit, policy=policy, show_progress=not as_json)
     try:
         for event in events:
             if isinstance(event, IngestResult):
@@ -454,10 +416,10 @@ def rebuild(
     """
     from retrieval.evaluation.gallery import ModelComparison, compare_models
 
-    target = open_files(gallery, _BUILD_ANOTHER)
+    target = Gallery.open(gallery)
     compared: ModelComparison | None = None
 
-    def accept(new: Gallery) -> None:
+    def accept(new: FilesView) -> None:
         nonlocal compared
         try:
             compared = compare_models(target, new)
@@ -475,8 +437,7 @@ def rebuild(
             choice = f"--force takes it all the same, without embedding again; or delete {new.folder}"
             raise LookalikeError(f"{gallery}: {compared.words}; nothing was changed: {choice}")
 
-    done = rebuild_gallery(
-        target,
+    done = target.rebuild(
         Embedder.open(model, runtime),
         keep_old=not drop_old,
         policy=BadFilePolicy(max_bad=max_bad),
@@ -489,14 +450,6 @@ def rebuild(
         print_status(f"old gallery: {done.old}")
     more = {"old": str(done.old) if done.old else None, "comparison": compared and asdict(compared)}
     _report(ctx, done.gallery, done.result, as_json, **more)
-
-
-def _refuse_ray(ray: RayOptions | None) -> None:
-    if ray is not None:
-        raise InputError(
-            "--engine ray: workers on Ray write vectors for galleries in files; with a database, "
-            "run `lookalike index add` on several machines, each with its own folders"
-        )
 
 
 def _difference(found: syncing.FolderDifference) -> str:

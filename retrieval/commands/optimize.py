@@ -10,18 +10,13 @@ import click
 from retrieval.cli import json_option, print_result
 from retrieval.commands.device_options import search_device_option
 from retrieval.commands.options import index_options, size_text
-from retrieval.commands.stores import check_index, refuse_store
-from retrieval.files import now
-from retrieval.galleries.database import RECALL, StoreGallery
-from retrieval.galleries.database_folder import is_store
-from retrieval.galleries.files import Gallery
+from retrieval.gallery import Gallery
 from retrieval.machine.devices import Device
 from retrieval.model.runtime import Runtime
 from retrieval.search.kinds import is_on_disk
 from retrieval.storage.records import IndexSpec
 from retrieval.text import printable
 from retrieval.upkeep.compact import Compaction
-from retrieval.upkeep.compact import compact as compact_gallery
 
 
 @click.command()
@@ -72,18 +67,15 @@ def optimize(
     """
     spec = IndexSpec(kind, recall, memory, index_dim)
     if compact:
-        refuse_store(gallery, "omit --compact: the database frees the space of removed images")
-    if is_store(gallery):
-        _optimize_store(gallery, spec, as_json)
+        Gallery.kind(gallery).check_has("compact", gallery)
+    target = Gallery.open(gallery, runtime=Runtime(device))
+    work = target.optimize(spec, show_progress=True)
+    if work.done == "completed":
+        facts = {"gallery": str(gallery), "done": work.done, "images": len(target), "kind": target.index_kind}
+        print_result(facts, as_json, printable(f"{gallery}: index completed; {target.index_kind}"))
         return
-    target, started = Gallery(gallery, runtime=Runtime(device)), now()
-    with target.store.writing():
-        work = target.optimize_index(spec, show_progress=True)
-        if work.done != "nothing":
-            target.store.record_run("optimize", started, {"indexed": len(target)})
-            target.store.clear_leftovers()
-    compaction = compact_gallery(target, show_progress=True) if compact else None
-    card = None if target.index is None else target.index.card
+    compaction = target.compact(show_progress=True) if compact else None
+    card = target.index_card
     facts = {"gallery": str(gallery), "done": work.done, "reason": work.reason, "images": len(target)}
     facts |= (
         {"kind": "flat", "recall": 1.0}
@@ -110,14 +102,6 @@ def _compacted(done: Compaction) -> str:
         f"{done.dropped} removed images dropped; vector files: {files_before} before, {files} after; "
         f"disk space: {before} before, {after} after"
     )
-
-
-def _optimize_store(gallery: Path, spec: IndexSpec, as_json: bool) -> None:
-    recall = check_index(spec)
-    target = StoreGallery(gallery)
-    target.optimize(RECALL if recall is None else recall, show_progress=True)
-    facts = {"gallery": str(gallery), "done": "completed", "images": len(target), "kind": target.index_kind}
-    print_result(facts, as_json, printable(f"{gallery}: index completed; {target.index_kind}"))
 
 
 def _dimensions(card: dict[str, Any], gallery: Gallery) -> str:

@@ -15,8 +15,8 @@ from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.device_options import runtime_options
 from retrieval.commands.options import sheet_option, where_option
 from retrieval.errors import ImageError, InputError
-from retrieval.galleries.database import open_gallery
 from retrieval.galleries.searchable import Hit, SearchableGallery
+from retrieval.gallery import Gallery
 from retrieval.images.decode import embed_files
 from retrieval.images.location import locate
 from retrieval.model.runtime import Runtime
@@ -174,7 +174,7 @@ def search(
     if sheet is not None:
         check_sheet_path(sheet)
     options = SearchOptions(k, where, exclude, min_score, group_by, rerank, min_probability, not has_text)
-    target = open_gallery(gallery, runtime=runtime)
+    target = Gallery.open(gallery, runtime=runtime)
     if not len(target):
         raise InputError(
             f"{gallery}: the gallery is empty; add images with `lookalike index add {gallery} IMAGES`"

@@ -10,10 +10,9 @@ from retrieval.cli import json_option, print_result
 from retrieval.commands.device_options import runtime_options
 from retrieval.commands.ingest import print_table_report, table_facts
 from retrieval.commands.options import index_options, storage_option
-from retrieval.commands.stores import check_index, explain_password, store_option
-from retrieval.galleries.database import StoreGallery, open_gallery
-from retrieval.galleries.database_folder import is_store
-from retrieval.ingest.transfer import ImportResult, export_vectors, import_vectors
+from retrieval.commands.stores import explain_password, store_option
+from retrieval.gallery import Gallery
+from retrieval.ingest.transfer import ImportResult
 from retrieval.model.runtime import Runtime
 from retrieval.storage.records import IndexSpec
 from retrieval.stores.address import Address
@@ -38,7 +37,7 @@ def export_(gallery: Path, file: Path, as_json: bool) -> None:
       lookalike index export shop.gallery shop.parquet
       lookalike index export shop.gallery shop.npy
     """
-    count = export_vectors(open_gallery(gallery), file, show_progress=True)
+    count = Gallery.open(gallery).export(file, show_progress=True)
     print_result({"file": str(file), "images": count}, as_json, f"{file}: {count} images")
 
 
@@ -109,10 +108,7 @@ def import_(
     """
     if model is not None and embedding is not None:
         raise click.UsageError("--model and --embedding exclude each other")
-    spec = IndexSpec(kind, recall, memory, index_dim)
-    if store is not None or is_store(gallery):
-        check_index(spec)
-    done = import_vectors(
+    done = Gallery.import_vectors(
         gallery,
         file,
         model=model,
@@ -120,14 +116,14 @@ def import_(
         store=store,
         root=root,
         prefix=prefix,
-        index=spec,
+        index=IndexSpec(kind, recall, memory, index_dim),
         storage=storage,
         runtime=runtime,
         show_progress=True,
     )
     if store is not None:
         explain_password(store)
-    target = open_gallery(gallery) if store is None else StoreGallery(gallery, address=store)
+    target = Gallery.open(gallery, store=store)
     index = target.index_kind
     facts = {"gallery": str(gallery), **done.counts, "images": len(target), "index": index}
     facts["table"] = table_facts(done.table)

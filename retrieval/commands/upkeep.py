@@ -12,18 +12,12 @@ import click
 from retrieval.cli import json_option, print_result
 from retrieval.commands.device_options import runtime_options
 from retrieval.commands.options import size_text, where_option
-from retrieval.commands.stores import refuse_store
-from retrieval.galleries.database import StoreGallery, open_gallery
-from retrieval.galleries.database_folder import is_store
 from retrieval.galleries.searchable import Item
-from retrieval.ingest.editor import open_editor
+from retrieval.gallery import Gallery
 from retrieval.model.runtime import Runtime
 from retrieval.text import align_columns, pluralize
 from retrieval.upkeep.salvage import Salvage
-from retrieval.upkeep.snapshot import copy_gallery
-from retrieval.upkeep.store_verify import verify_store
 from retrieval.upkeep.verify import Problem
-from retrieval.upkeep.verify import verify as verify_gallery
 
 _FILE = click.Path(path_type=Path)
 _EXAMPLES = 5  # images that a dry run shows
@@ -40,7 +34,7 @@ def info(gallery: Path, as_json: bool) -> None:
       lookalike index info shop.gallery
       lookalike index info shop.gallery --json
     """
-    facts = open_gallery(gallery).info()
+    facts = Gallery.open(gallery).info()
     rows = _store_info(facts) if "store" in facts else _info(facts)
     print_result(facts, as_json, align_columns(rows, right={0}))
 
@@ -68,7 +62,7 @@ def remove(gallery: Path, items: tuple[str, ...], where: str | None, dry_run: bo
     """
     if not items and where is None:
         raise click.UsageError("Missing argument '[ID]...' or option '--where'.")
-    target = open_gallery(gallery)
+    target = Gallery.open(gallery)
     if dry_run:
         ids = target.select(items, where=where)
         examples = list(target.items(ids[:_EXAMPLES]).values())
@@ -83,7 +77,7 @@ def remove(gallery: Path, items: tuple[str, ...], where: str | None, dry_run: bo
             ],
         )
         return
-    editor = open_editor(target)
+    editor = target.editor()
     with editor.writing():
         target.refresh()
         ids = target.select(items, where=where)
@@ -123,12 +117,7 @@ def verify(ctx: click.Context, gallery: Path, repair: bool, runtime: Runtime, as
       lookalike index verify shop.gallery
       lookalike index verify shop.gallery --repair
     """
-    if repair:
-        refuse_store(gallery, "omit --repair, and follow what `lookalike index verify` says")
-    if is_store(gallery):
-        found = verify_store(StoreGallery(gallery, runtime=runtime), show_progress=True)
-    else:
-        found = verify_gallery(gallery, repair=repair, runtime=runtime, show_progress=True)
+    found = Gallery.kind(gallery).verify_at(gallery, repair=repair, runtime=runtime, show_progress=True)
     facts = {
         "gallery": str(gallery),
         "images": found.items,
@@ -183,8 +172,7 @@ def snapshot(gallery: Path, target: Path, as_json: bool) -> None:
     \b
       lookalike index snapshot shop.gallery shop.monday
     """
-    refuse_store(gallery, "use the backup of the database, and copy the folder as it is")
-    done = copy_gallery(gallery, target, show_progress=True)
+    done = Gallery.open(gallery).snapshot(target, show_progress=True)
     facts = {**vars(done), "folder": str(target)}
     how = f"{pluralize(done.copied, 'file')} copied" if done.copied else "all but the database linked"
     print_result(facts, as_json, f"{target}: {pluralize(done.files, 'file')}, {size_text(done.bytes)}; {how}")

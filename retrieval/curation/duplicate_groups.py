@@ -35,14 +35,18 @@ class NearDuplicates:
 
     Attributes:
         groups: Groups with several labels first, then by falling similarity.
-        recall: Measured recall of the pairs; `None` if all pairs were compared.
+        recall: Measured recall of the pairs; `None` if it was not measured.
+        complete: Whether all pairs were compared.
     """
 
     groups: list[Group]
     recall: SampledRecall | None
+    complete: bool
 
     @classmethod
-    def sorted(cls, groups: Iterable[Group], recall: SampledRecall | None) -> NearDuplicates:
+    def sorted(
+        cls, groups: Iterable[Group], recall: SampledRecall | None, *, complete: bool
+    ) -> NearDuplicates:
         """Return the result with its groups in order."""
         by_similarity = sorted(groups, key=lambda one: (len(one.labels) < 2, -one.lowest, one.members[0].id))
-        return cls(by_similarity, recall)
+        return cls(by_similarity, recall, complete)

@@ -1,4 +1,4 @@
-"""Near-duplicates in a gallery: images with the same bytes or with similar embeddings."""
+"""Near-duplicates in a gallery in files: images with the same bytes or with similar embeddings."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ import numpy as np
 
 from retrieval.curation.duplicate_groups import Group, NearDuplicates
 from retrieval.curation.near_pairs import Components, connect_near
-from retrieval.curation.store_duplicates import find_in_store
-from retrieval.errors import InputError
-from retrieval.galleries.database import StoreGallery
-from retrieval.galleries.files import Gallery
-from retrieval.galleries.searchable import SearchableGallery
+from retrieval.galleries.files import FilesView
 from retrieval.search.snapshot import Snapshot
 from retrieval.storage.queries import repeated_contents
 
@@ -22,32 +18,23 @@ _BLOCK = 2048  # vectors in memory at a time
 _MEASURED = 10_000  # members of a group up to which all pairs are scored
 
 
-def find_duplicates(
-    gallery: SearchableGallery, min_score: float = 0.95, *, exact: bool = False, show_progress: bool = False
+def find_in_files(
+    gallery: FilesView, min_score: float = 0.95, *, exact: bool = False, show_progress: bool = False
 ) -> NearDuplicates:
     """Find groups of near-duplicates.
 
     A group is a connected component of all pairs of images with a cosine similarity of at least `min_score`,
     and of all pairs of files with the same bytes. Up to 100,000 images all pairs are compared. Above, each
     image is compared with those in the nearest cells of a partition, so that the work grows with n^1.5; the
-    recall of the pairs is measured on a sample. Memory: about 500 bytes per image. A gallery in a database is
-    searched by `retrieval.curation.store_duplicates`.
+    recall of the pairs is measured on a sample. Memory: about 500 bytes per image.
 
     Args:
         gallery: Gallery to search.
         min_score: Lowest cosine similarity of a pair, from -1 to 1.
         exact: Compare all pairs whatever the number of images.
         show_progress: Report progress on stderr.
-
-    Raises:
-        InputError: The threshold is out of range.
     """
-    if not -1 <= min_score <= 1:
-        raise InputError(f"minimum score {min_score}: must be from -1 to 1")
-    if isinstance(gallery, StoreGallery):
-        return find_in_store(gallery, min_score, show_progress=show_progress)
-    assert isinstance(gallery, Gallery)
-    snapshot = gallery.snapshot
+    snapshot = gallery.state
     rows = snapshot.live_rows()
     components, recall = Components(len(rows)), None
     _join_same_bytes(gallery, snapshot, rows, components)
@@ -57,10 +44,12 @@ def find_duplicates(
             snapshot, rows, min_score, components, exact=exact, backend=gallery.backend, show=show_progress
         )
     found = _describe(gallery, snapshot, [rows[members] for members in components.connected()])
-    return NearDuplicates.sorted(found, recall)
+    return NearDuplicates.sorted(found, recall, complete=recall is None)
 
 
-def _join_same_bytes(gallery: Gallery, snapshot: Snapshot, rows: np.ndarray, components: Components) -> None:
+def _join_same_bytes(
+    gallery: FilesView, snapshot: Snapshot, rows: np.ndarray, components: Components
+) -> None:
     """Join all images whose files have the same bytes."""
     found = repeated_contents(gallery.store)
     at = snapshot.rows_of(np.array([item for _, item in found], np.int64))
@@ -70,7 +59,7 @@ def _join_same_bytes(gallery: Gallery, snapshot: Snapshot, rows: np.ndarray, com
     components.join(places[same], places[same + 1])
 
 
-def _describe(gallery: Gallery, snapshot: Snapshot, groups: Sequence[np.ndarray]) -> list[Group]:
+def _describe(gallery: FilesView, snapshot: Snapshot, groups: Sequence[np.ndarray]) -> list[Group]:
     """Return the groups of rows with their items; items compacted away meanwhile are left out."""
     if not groups:
         return []

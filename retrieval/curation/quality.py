@@ -14,11 +14,9 @@ import numpy as np
 from PIL import Image
 
 from retrieval.errors import ImageError
-from retrieval.galleries.files import Gallery
-from retrieval.galleries.searchable import Item
+from retrieval.galleries.searchable import Item, SearchableGallery
 from retrieval.images.decode import Decoded, decode_ahead
 from retrieval.progress import Progress
-from retrieval.search.selection import Selection
 
 SIDE = (
     256  # length of the shorter side at which images are measured, in pixels; smaller ones are not enlarged
@@ -111,7 +109,10 @@ class Inspection:
 
 
 def inspect_gallery(
-    gallery: Gallery, thresholds: Mapping[str, float] | None = None, *, show_progress: bool = False
+    gallery: SearchableGallery,
+    thresholds: Mapping[str, float] | None = None,
+    *,
+    show_progress: bool = False,
 ) -> Inspection:
     """Measure all images of a gallery and find those with a fault.
 
@@ -125,13 +126,11 @@ def inspect_gallery(
     Raises:
         LookalikeError: A stored vector is damaged.
     """
-    snapshot = gallery.snapshot
-    rows = snapshot.live_rows()
-    ids = snapshot.item_ids(rows)
-    values = {fault.measure: np.full(len(rows), np.nan) for fault in FAULTS}
+    ids = np.array(gallery.sample(len(gallery)), np.int64)
+    values = {fault.measure: np.full(len(ids), np.nan) for fault in FAULTS}
     unreadable: list[tuple[Item, ImageError]] = []
-    with Progress("inspecting", len(rows), show=show_progress) as progress:
-        for start in range(0, len(rows), _CHUNK):
+    with Progress("inspecting", len(ids), show=show_progress) as progress:
+        for start in range(0, len(ids), _CHUNK):
             some = slice(start, start + _CHUNK)
             items = gallery.items(ids[some].tolist())
             files = [(at, items[i]) for at, i in enumerate(ids[some].tolist(), start) if i in items]
@@ -143,12 +142,12 @@ def inspect_gallery(
                 else:
                     for name, value in found.items():
                         values[name][at] = value
-            if len(rows) > 1:
-                values["similarity"][some] = _to_nearest_other(gallery, rows[some])
+            if len(ids) > 1:
+                values["similarity"][some] = _to_nearest_other(gallery, ids[some])
             progress.update(len(ids[some]), f"{len(unreadable)} unreadable" if unreadable else "")
     limits = _limits(values, thresholds or {})
-    if gallery.index is not None and limits["alone"] is not None:
-        _correct_similarities(gallery, rows, values["similarity"], limits["alone"])
+    if gallery.index_kind != "flat" and limits["alone"] is not None:
+        _correct_similarities(gallery, ids, values["similarity"], limits["alone"])
     return _inspection(gallery, ids, values, limits, unreadable)
 
 
@@ -186,24 +185,27 @@ def _measure(image: Image.Image) -> np.ndarray:
     )
 
 
-def _to_nearest_other(gallery: Gallery, rows: np.ndarray, *, exact: bool = False) -> np.ndarray:
-    """Return the score of the nearest other row of each of some rows, float32 [n]."""
-    snapshot, queries = gallery.snapshot, gallery.snapshot.vectors(rows)
-    if exact:
-        scores, found = snapshot.stored.nearest(queries, 2, Selection.of(snapshot.alive))
-    else:
-        scores, found = snapshot.nearest(queries, 2)
-    own = found == rows[:, None]
-    own[~own.any(1), 1] = True  # of two equal vectors, the search may leave out the row itself
-    nearest: np.ndarray = np.where(own[:, 0], scores[:, 1], scores[:, 0])
+def _to_nearest_other(gallery: SearchableGallery, ids: np.ndarray, *, exact: bool = False) -> np.ndarray:
+    """Return the score of the nearest other item of each of some items, float32 [n]; NaN if it is gone."""
+    vectors = gallery.vectors(ids.tolist())
+    there = np.array([number in vectors for number in ids.tolist()], bool)
+    nearest = np.full(len(ids), np.nan, np.float32)
+    if there.any():
+        queries = np.stack([vectors[number] for number in ids[there].tolist()])
+        found, scores = gallery.neighbours(exact=exact)(queries, 2)
+        own = found == ids[there, None]
+        own[~own.any(1), 1] = True  # of two equal vectors, the search may leave out the item itself
+        nearest[there] = np.where(own[:, 0], scores[:, 1], scores[:, 0])
     return nearest
 
 
-def _correct_similarities(gallery: Gallery, rows: np.ndarray, scores: np.ndarray, limit: float) -> None:
-    """Replace scores below a limit by exact ones: an index may have missed the nearest other row."""
+def _correct_similarities(
+    gallery: SearchableGallery, ids: np.ndarray, scores: np.ndarray, limit: float
+) -> None:
+    """Replace scores below a limit by exact ones: an index may have missed the nearest other item."""
     lonely = np.flatnonzero(scores < limit)
     for some in (lonely[start : start + _CHUNK] for start in range(0, len(lonely), _CHUNK)):
-        scores[some] = _to_nearest_other(gallery, rows[some], exact=True)
+        scores[some] = _to_nearest_other(gallery, ids[some], exact=True)
 
 
 def _limits(values: Mapping[str, np.ndarray], thresholds: Mapping[str, float]) -> dict[str, float | None]:
@@ -214,7 +216,7 @@ def _limits(values: Mapping[str, np.ndarray], thresholds: Mapping[str, float]) -
 
 
 def _inspection(
-    gallery: Gallery,
+    gallery: SearchableGallery,
     ids: np.ndarray,
     values: Mapping[str, np.ndarray],
     limits: Mapping[str, float | None],

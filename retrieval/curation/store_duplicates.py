@@ -8,7 +8,7 @@ import numpy as np
 
 from retrieval.curation.duplicate_groups import Group, NearDuplicates
 from retrieval.curation.near_pairs import Components
-from retrieval.galleries.database import StoreGallery
+from retrieval.galleries.database import DatabaseView
 from retrieval.progress import Progress
 from retrieval.search.vectors import bounded_cosine
 from retrieval.storage.records import StoredItem
@@ -18,8 +18,10 @@ _NEIGHBOURS, _MOST_NEIGHBOURS = 16, 1024  # of an item, at first and at most
 _COMPARED = 2048  # members of a group between which the lowest similarity is measured
 
 
-def find_in_store(gallery: StoreGallery, min_score: float, *, show_progress: bool = False) -> NearDuplicates:
-    """Find groups of near-duplicates, as `retrieval.curation.duplicates.find_duplicates` does.
+def find_in_database(
+    gallery: DatabaseView, min_score: float, *, show_progress: bool = False
+) -> NearDuplicates:
+    """Find groups of near-duplicates, as `retrieval.curation.duplicates.find_in_files` does.
 
     The pairs are those that the database finds, so their recall is that of its index. Of an item with more
     than 1,024 near-duplicates, the nearest count. Memory: about 100 bytes per image, and 16 per pair.
@@ -49,7 +51,7 @@ def find_in_store(gallery: StoreGallery, min_score: float, *, show_progress: boo
     same = np.flatnonzero((digests[order][1:] == digests[order][:-1]) & (digests[order][1:] > 0))
     components.join(order[same], order[same + 1])
     groups = (_group(gallery, numbers[members]) for members in components.connected())
-    return NearDuplicates.sorted(filter(None, groups), None)
+    return NearDuplicates.sorted(filter(None, groups), None, complete=False)
 
 
 def _content_number(item: StoredItem) -> int:
@@ -57,7 +59,7 @@ def _content_number(item: StoredItem) -> int:
     return int(item.content_sha256[:16] or "0", 16)
 
 
-def _pairs(gallery: StoreGallery, ids: np.ndarray, min_score: float) -> Iterator[np.ndarray]:
+def _pairs(gallery: DatabaseView, ids: np.ndarray, min_score: float) -> Iterator[np.ndarray]:
     """Yield the pairs of some items with others that are at least as similar, int64 [n, 2]."""
     stored = gallery.vectors(ids.tolist())
     left, k = np.array([number for number in ids.tolist() if number in stored], np.int64), _NEIGHBOURS
@@ -73,7 +75,7 @@ def _pairs(gallery: StoreGallery, ids: np.ndarray, min_score: float) -> Iterator
         left, k = left[~np.array(complete)], 4 * k
 
 
-def _group(gallery: StoreGallery, ids: np.ndarray) -> Group | None:
+def _group(gallery: DatabaseView, ids: np.ndarray) -> Group | None:
     """Return the group of some items; `None` if fewer than two are left."""
     members = gallery.items(ids.tolist())
     stored = gallery.stored_items(ids.tolist())

@@ -17,21 +17,17 @@ classes that the model confuses are not among those counted: only a look can tel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.sparse import csr_array
 
 from retrieval.errors import InputError
-from retrieval.galleries.database import StoreGallery
-from retrieval.galleries.files import Gallery
 from retrieval.galleries.searchable import Item, SearchableGallery
 from retrieval.progress import Progress
 from retrieval.search.embeddings import StoredEmbeddings
-from retrieval.search.selection import Selection
 from retrieval.search.vectors import bounded_cosine
-from retrieval.storage.conditions import FilterTest
 from retrieval.storage.decisions import DecisionLog
 
 NEIGHBOURS = 10
@@ -313,46 +309,20 @@ def _neighbours(
 
     Both are [b, k], nearest first; -1 and -inf beyond the last one.
     """
-    find = _store_search(gallery, stored) if isinstance(gallery, StoreGallery) else _search(gallery, stored)
+    find = gallery.neighbours(stored.ids)
     for start in range(0, len(stored.ids), _CHUNK):
         some = np.arange(start, min(start + _CHUNK, len(stored.ids)))
         near, scores = find(stored.vectors[some], k + 1)
+        near = _places(stored.ids, near)
         # The image itself goes to the end; where equal vectors hide it, the last of them is left out.
         order = np.argsort(near == some[:, None], axis=1, kind="stable")[:, :k]
         yield some, np.take_along_axis(near, order, 1), np.take_along_axis(scores, order, 1)
 
 
-_Search = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
-"""Function of queries, [b, D], and k that returns places in the embeddings and scores, [b, k]."""
-
-
-def _search(gallery: SearchableGallery, stored: StoredEmbeddings) -> _Search:
-    assert isinstance(gallery, Gallery)
-    snapshot = gallery.snapshot
-    rows = snapshot.rows_of(stored.ids)
-    place_of = np.full(len(snapshot) + 1, -1)  # the last one for row -1
-    place_of[rows] = np.arange(len(rows))
-    labelled = None if len(rows) == snapshot.size else Selection(place_of[:-1] >= 0)
-
-    def find(queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        scores, found = snapshot.nearest(queries, k, labelled)
-        return place_of[found], scores
-
-    return find
-
-
-def _store_search(gallery: StoreGallery, stored: StoredEmbeddings) -> _Search:
-    labelled = FilterTest("label", "not null")
-
-    def find(queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        near, scores = np.full((len(queries), k), -1), np.full((len(queries), k), -np.inf, np.float32)
-        for line, found in enumerate(gallery.engine.nearest(queries, k, labelled)):
-            known = found[np.isin(found.ids, stored.ids)]  # not those added meanwhile
-            near[line, : len(known.ids)] = np.searchsorted(stored.ids, known.ids)
-            scores[line, : len(known.ids)] = known.scores
-        return near, scores
-
-    return find
+def _places(ids: np.ndarray, near: np.ndarray) -> np.ndarray:
+    """Return the places of some ids among others, which ascend: int64, -1 for no id."""
+    found: np.ndarray = np.where(near < 0, -1, np.searchsorted(ids, near))
+    return found
 
 
 def _describe(

@@ -12,7 +12,8 @@ from retrieval.curation.duplicate_groups import Group
 from retrieval.curation.quality import measure_files
 from retrieval.errors import ImageError, LookalikeError
 from retrieval.files import now
-from retrieval.galleries.files import Gallery
+from retrieval.galleries.database import DatabaseView
+from retrieval.galleries.files import FilesView
 from retrieval.galleries.searchable import Item, SearchableGallery
 from retrieval.progress import Progress
 from retrieval.search.vectors import bounded_cosine
@@ -98,28 +99,30 @@ def plan_thinning(
     return Thinning(surplus, thinned, len(groups) - len(chosen))
 
 
-def remove_surplus(gallery: SearchableGallery, thinning: Thinning) -> int:
-    """Remove the surplus images from the gallery, log the decision, and return their number.
+def remove_from_database(gallery: DatabaseView, thinning: Thinning) -> int:
+    """Remove the surplus images, log the decision, and return their number.
 
-    In a gallery in files this is one transaction. One in a database may be changed by others at any time:
-    the surplus images are removed whose kept image is still there.
+    Others may change the database at any time: surplus images are removed whose kept image is still there.
+    """
+    there = gallery.present([id for one in thinning.surplus for id in (one.item.id, one.kept.id)])
+    both = np.flatnonzero(there.reshape(-1, 2).all(1)).tolist()
+    ids = [thinning.surplus[place].item.id for place in both]
+    with DecisionLog(gallery.folder).before(_removals(gallery, ids)):
+        return gallery.remove(ids)
+
+
+def remove_from_files(gallery: FilesView, thinning: Thinning) -> int:
+    """Remove the surplus images in one transaction, log the decision, and return their number.
 
     Raises:
-        LookalikeError: The gallery in files has changed since, or another process is writing.
+        LookalikeError: The gallery has changed since, or another process is writing.
     """
-    log = DecisionLog(gallery.folder)
-    if not isinstance(gallery, Gallery):
-        there = gallery.present([id for one in thinning.surplus for id in (one.item.id, one.kept.id)])
-        both = np.flatnonzero(there.reshape(-1, 2).all(1)).tolist()
-        ids = [thinning.surplus[place].item.id for place in both]
-        with log.before(_removals(gallery, ids)):
-            return gallery.remove(ids)
     with gallery.store.writing():
         if gallery.changed():
             what = "changed while its images were compared, so nothing is removed"
             raise LookalikeError(f"{gallery.folder}: {what}; run the command again")
         started, ids = now(), [one.item.id for one in thinning.surplus]
-        with log.before(_removals(gallery, ids)):
+        with DecisionLog(gallery.folder).before(_removals(gallery, ids)):
             removed = gallery.store.remove(ids)
         gallery.store.record_run("duplicates", started, {"removed": removed})
         gallery.store.clear_leftovers()  # their uploaded files

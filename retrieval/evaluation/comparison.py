@@ -16,7 +16,7 @@ from retrieval.evaluation.report import OFF_THE_SHELF, REPORT_FILE, TRAINED_NOTE
 from retrieval.evaluation.score import Result
 from retrieval.evaluation.verdict import Verdict, judge
 from retrieval.files import now
-from retrieval.galleries.database import is_gallery
+from retrieval.galleries.database_folder import is_gallery
 from retrieval.metrics.statistics import (
     McNemar,
     Paired,

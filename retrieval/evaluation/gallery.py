@@ -13,7 +13,7 @@ from retrieval.evaluation.findings import ImageSet, find_mistakes
 from retrieval.evaluation.report import TRAINED_NOTE, Report
 from retrieval.evaluation.score import evaluate
 from retrieval.evaluation.verdict import DECIDING, Verdict, judge
-from retrieval.galleries.files import Gallery
+from retrieval.galleries.files import FilesView
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.machine.faiss_backend import CpuBackend
 from retrieval.metrics.clustering import effort_note
@@ -111,7 +111,7 @@ class ModelComparison:
         return "; ".join(filter(None, parts))
 
 
-def compare_models(old: Gallery, new: Gallery) -> ModelComparison | None:
+def compare_models(old: SearchableGallery, new: FilesView) -> ModelComparison | None:
     """Compare the models of two galleries with the same items, on their labelled images, by stored vectors.
 
     Each image searches all others. Images that one of the galleries lacks, and classes with a single image,
@@ -164,7 +164,7 @@ def _deciding_values(vectors: np.ndarray, classes: np.ndarray, backend: CpuBacke
     }
 
 
-def _training_remark(old: Gallery, new: Gallery, verdict: Verdict) -> str:
+def _training_remark(old: SearchableGallery, new: SearchableGallery, verdict: Verdict) -> str:
     """Return what training on these images may have done to the comparison.
 
     A model file names its training data, not the single images, so it is only known of a pretrained backbone

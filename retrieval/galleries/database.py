@@ -1,4 +1,4 @@
-"""A gallery whose items are in a database server, with the same searches as a gallery in files."""
+"""A gallery whose items are in a database: what is searched, and the primitive changes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
 
 from retrieval.errors import InputError, StoreError
 from retrieval.files import check_free
 from retrieval.galleries import database_folder as folders
-from retrieval.galleries.files import Gallery
-from retrieval.galleries.searchable import Hit, Item, SearchableGallery, item_values
+from retrieval.galleries.inapplicable import inapplicable
+from retrieval.galleries.searchable import Hit, Item, Neighbours, SearchableGallery, item_values
 from retrieval.images.load import DECODE_POLICY
 from retrieval.model.embedder import Embedder
 from retrieval.model.runtime import Runtime
@@ -41,9 +41,6 @@ from retrieval.stores.opening import open_engine
 from retrieval.stores.ranking import StoreSearcher
 from retrieval.stores.writing import ItemWriter, visible
 
-if TYPE_CHECKING:
-    from retrieval.ingest.indexing import IngestResult
-
 RECALL = 0.95  # of the index, by default
 _CHUNK = 4096  # items in memory at a time
 _SAMPLE = 10_000  # items from which image sizes are counted
@@ -52,7 +49,7 @@ _SECONDS = 5.0  # after which the number of items and the identity of the collec
 _PAGES = 1024  # pages whose places are cached
 
 
-class StoreGallery(SearchableGallery):
+class DatabaseView(SearchableGallery):
     """A gallery whose items are in a database, opened for searches and changes. Thread-safe.
 
     Searches see what other processes have written at once; there is no state to refresh. Ids are spread
@@ -94,9 +91,7 @@ class StoreGallery(SearchableGallery):
         self.paths = ItemPaths(self._folder, self.engine.items, self.root)
 
     @classmethod
-    def create(
-        cls, folder: str | Path, model: Embedder, address: Address, *, storage: str = "float32"
-    ) -> StoreGallery:
+    def new(cls, folder: Path, model: Embedder, address: Address, *, storage: str = "float32") -> Self:
         """Create a gallery and its collection. A collection of the same model without items is used.
 
         Args:
@@ -116,13 +111,13 @@ class StoreGallery(SearchableGallery):
             provider=model.provider,
             dtype=storage,
         )
-        return cls._create(Path(folder), manifest, model, address)
+        return cls._create(folder, manifest, model, address)
 
     @classmethod
-    def create_for_embedding(
-        cls, folder: str | Path, name: str, dim: int, address: Address, *, storage: str = "float32"
-    ) -> StoreGallery:
-        """Create a gallery without a model file, for vectors of an external embedding; see `create`.
+    def new_for_embedding(
+        cls, folder: Path, name: str, dim: int, address: Address, *, storage: str = "float32"
+    ) -> Self:
+        """Create a gallery without a model file, for vectors of an external embedding; see `new`.
 
         Args:
             folder: Gallery folder, which must be empty or not exist.
@@ -132,12 +127,10 @@ class StoreGallery(SearchableGallery):
             storage: Type of the stored numbers, "float32" or "float16".
         """
         manifest = Manifest(f"embedding:{name}", dim, embedding=name, dtype=storage)
-        return cls._create(Path(folder), manifest, None, address)
+        return cls._create(folder, manifest, None, address)
 
     @classmethod
-    def _create(
-        cls, folder: Path, manifest: Manifest, model: Embedder | None, address: Address
-    ) -> StoreGallery:
+    def _create(cls, folder: Path, manifest: Manifest, model: Embedder | None, address: Address) -> Self:
         check_free(folder)
         engine = open_engine(address)
         found = engine.manifest()
@@ -153,7 +146,7 @@ class StoreGallery(SearchableGallery):
         return cls._open_new(folder, found, model, address)
 
     @classmethod
-    def connect(cls, folder: str | Path, model: Embedder, address: Address) -> StoreGallery:
+    def connect(cls, folder: str | Path, model: Embedder, address: Address) -> Self:
         """Create the folder of a gallery for a collection that exists.
 
         Args:
@@ -177,9 +170,7 @@ class StoreGallery(SearchableGallery):
         return cls._open_new(Path(folder), manifest, model, address)
 
     @classmethod
-    def _open_new(
-        cls, folder: Path, manifest: Manifest, model: Embedder | None, address: Address
-    ) -> StoreGallery:
+    def _open_new(cls, folder: Path, manifest: Manifest, model: Embedder | None, address: Address) -> Self:
         """Create the folder of a collection, and open the gallery."""
         folders.create_folder(folder, address, manifest.uuid, model)
         gallery = cls(folder, runtime=None if model is None else model.runtime, address=address)
@@ -297,6 +288,20 @@ class StoreGallery(SearchableGallery):
             for one in found
         ]
 
+    def neighbours(self, labelled: np.ndarray | None = None, *, exact: bool = False) -> Neighbours:
+        """Return a function that finds the nearest items of many queries; see `SearchableGallery`."""
+        condition = None if labelled is None else FilterTest("label", "not null")
+
+        def find(queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+            ids, scores = np.full((len(queries), k), -1), np.full((len(queries), k), -np.inf, np.float32)
+            for line, near in enumerate(self.engine.nearest(queries, k, condition)):
+                known = near if labelled is None else near[np.isin(near.ids, labelled)]
+                ids[line, : len(known.ids)] = known.ids  # without those added meanwhile
+                scores[line, : len(known.ids)] = known.scores
+            return ids, scores
+
+        return find
+
     def _filter(self, where: str | None) -> Filter | None:
         return None if not where else resolve(parse_condition(where), self.engine.columns())
 
@@ -385,36 +390,10 @@ class StoreGallery(SearchableGallery):
 
     def sample(self, count: int) -> list[int]:
         """Return the ids of a few items from all over the gallery, always the same ones, ascending."""
-        return [item.id for item in self.engine.scan(None, 0, count)]
+        found = (item.id for some in self._scan(None, min(count, _CHUNK)) for item in some)
+        return list(islice(found, count))
 
     # ---- changes
-
-    def add(
-        self,
-        paths: Iterable[str | Path],
-        *,
-        metadata: str | Path | Sequence[Mapping[str, object]] | None = None,
-        root: str | Path | None = None,
-        max_bad: float | None = None,
-        show_progress: bool = False,
-    ) -> IngestResult:
-        """Embed and add new and changed images; the arguments are those of `Gallery.add`.
-
-        Raises:
-            InputError: A path does not exist or contains no image, or the metadata is invalid.
-            LookalikeError: Too many files are unusable, or the database fails.
-        """
-        # Imports that climb, as in `Gallery.add`: indexing builds on galleries.
-        from retrieval.ingest.indexing import MAX_BAD, BadFilePolicy
-        from retrieval.ingest.sources import Sources
-        from retrieval.ingest.store_indexing import add_to_store
-
-        return add_to_store(
-            self,
-            Sources(list(paths), metadata=metadata, root=None if root is None else Path(root)),
-            policy=BadFilePolicy(max_bad=MAX_BAD if max_bad is None else max_bad),
-            show_progress=show_progress,
-        )
 
     def put(self, items: Sequence[NewItem], vectors: np.ndarray) -> list[StoredItem]:
         """Write items with their vectors, and return them; see `retrieval.stores.writing.ItemWriter.put`."""
@@ -456,9 +435,9 @@ class StoreGallery(SearchableGallery):
             if digest not in left:
                 file.unlink(missing_ok=True)
 
-    def optimize(self, recall: float = RECALL, *, show_progress: bool = False) -> None:
+    def complete_index(self, recall: float | None = None, *, show_progress: bool = False) -> None:
         """Build or complete the index of the database; see `Engine.optimize`."""
-        self.engine.optimize(recall, show_progress=show_progress)
+        self.engine.optimize(RECALL if recall is None else recall, show_progress=show_progress)
 
     # ---- contents
 
@@ -476,8 +455,7 @@ class StoreGallery(SearchableGallery):
                 every database continues behind an item without reading those before it.
         """
         if order.descending or self._column(order.column).name != "id":
-            what = "order: a gallery in a database lists its images by ascending id only"
-            raise InputError(f"{what}; leave the order out")
+            raise inapplicable("order", self._folder)
         last = 0 if after is None else after.id
         found = self.engine.scan(self._filter(where), last, limit + 1)
         items = [self._item(visible(item)) for item in found[:limit]]
@@ -508,22 +486,3 @@ class StoreGallery(SearchableGallery):
     def state_digest(self) -> str:
         """Return a short text that changes with the number of items or the model."""
         return f"{self.manifest.uuid[:8]}-{self.fingerprint[:12]}-{len(self)}"
-
-
-def is_gallery(folder: Path) -> bool:
-    """Return whether a folder is a gallery, in files or in a database."""
-    return folders.is_store(folder) or (folder / "gallery.db").exists()
-
-
-def open_gallery(
-    folder: str | Path, *, root: str | Path | None = None, runtime: Runtime | None = None
-) -> SearchableGallery:
-    """Open a gallery, whether its items are in files or in a database; the arguments are those of both.
-
-    Raises:
-        InputError: The folder is not a gallery.
-        LookalikeError: The gallery is damaged, or its database cannot be reached.
-    """
-    if folders.is_store(Path(folder)):
-        return StoreGallery(folder, root=root, runtime=runtime)
-    return Gallery(folder, root=root, runtime=runtime)

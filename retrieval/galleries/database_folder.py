@@ -47,6 +47,11 @@ def is_store(folder: Path) -> bool:
     return (folder / NAME).is_file()
 
 
+def is_gallery(folder: Path) -> bool:
+    """Return whether a folder is a gallery, in files or in a database."""
+    return is_store(folder) or (folder / "gallery.db").exists()
+
+
 def create_folder(folder: Path, address: Address, collection: str, model: Embedder | None) -> StoreFolder:
     """Create the folder of a gallery; it appears under its name complete or not at all.
 

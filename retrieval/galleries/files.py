@@ -1,16 +1,16 @@
-"""A gallery: images, their embeddings and the model file, stored in a folder and searchable."""
+"""A gallery in a folder of files: its committed state, opened for searches, and its index."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
 
 from retrieval.errors import LookalikeError
 from retrieval.files import now
-from retrieval.galleries.searchable import Hit, Item, ItemValues, SearchableGallery, item_values
+from retrieval.galleries.searchable import Hit, Item, ItemValues, Neighbours, SearchableGallery, item_values
 from retrieval.images.load import DECODE_POLICY
 from retrieval.model.embedder import Embedder
 from retrieval.model.runtime import Runtime
@@ -18,6 +18,7 @@ from retrieval.search.embeddings import StoredEmbeddings, read_embeddings
 from retrieval.search.filters import Filters, State
 from retrieval.search.index import BuiltIndex, Index, IndexWork, build_index, work_needed, write_index
 from retrieval.search.query import NOTHING, Searcher, SearchOptions
+from retrieval.search.selection import Selection
 from retrieval.search.snapshot import Snapshot
 from retrieval.search.where import parse_condition
 from retrieval.storage.facets import Facets, count_facets
@@ -36,14 +37,11 @@ from retrieval.storage.queries import (
 from retrieval.storage.records import ActiveIndex, BadFile, GalleryState, IndexSpec, StoredItem, Value
 from retrieval.storage.store import Store
 
-if TYPE_CHECKING:
-    from retrieval.ingest.indexing import IngestResult
-
 _TRIES = 5
 
 
-class Gallery(SearchableGallery):
-    """A gallery in a folder of its own, opened for searches and changes.
+class FilesView(SearchableGallery):
+    """A gallery in a folder of its own, opened for searches.
 
     It shows the state in which it was opened until `refresh()`; other processes may write meanwhile.
 
@@ -71,36 +69,32 @@ class Gallery(SearchableGallery):
         self._use(self._load())
 
     @classmethod
-    def open(
-        cls, folder: str | Path, *, root: str | Path | None = None, runtime: Runtime | None = None
-    ) -> Gallery:
-        """Return `Gallery(folder, root=root, runtime=runtime)`."""
-        return cls(folder, root=root, runtime=runtime)
-
-    @classmethod
-    def create(cls, folder: str | Path, model: Embedder | str | Path, *, storage: str = "float32") -> Gallery:
+    def new(cls, folder: Path, model: Embedder, *, storage: str = "float32") -> Self:
         """Create an empty gallery for a model, whose file is copied into it.
 
         Args:
             folder: Gallery folder.
-            model: Model, or model file.
+            model: Model.
             storage: Type of the stored numbers, "float32" or "float16".
 
         Raises:
-            InputError: The folder is not empty, or the model cannot be used.
+            InputError: The folder is not empty.
         """
-        embedder = model if isinstance(model, Embedder) else Embedder(model)
         manifest = Manifest(
-            embedder.fingerprint,
-            embedder.dim,
-            decode_policy=DECODE_POLICY,
-            provider=embedder.provider,
-            dtype=storage,
+            model.fingerprint, model.dim, decode_policy=DECODE_POLICY, provider=model.provider, dtype=storage
         )
-        Store.create(Path(folder), manifest, embedder.path, embedder.embed_pixels(probe_pixels(embedder)))
-        created = cls(folder, runtime=embedder.runtime)
-        created._embedder = embedder
+        Store.create(folder, manifest, model.path, model.embed_pixels(probe_pixels(model)))
+        created = cls(folder, runtime=model.runtime)
+        created._embedder = model
         return created
+
+    @classmethod
+    def new_for_embedding(
+        cls, folder: Path, name: str, dim: int, runtime: Runtime | None = None, *, storage: str = "float32"
+    ) -> Self:
+        """Create an empty gallery without a model file, for vectors of an external embedding."""
+        Store.create(folder, Manifest(f"embedding:{name}", dim, embedding=name, dtype=storage))
+        return cls(folder, runtime=runtime)
 
     def __len__(self) -> int:
         return self._snapshot.size
@@ -147,49 +141,7 @@ class Gallery(SearchableGallery):
             self._index = None
         self._use(self._load())
 
-    # ---- adding
-
-    def add(
-        self,
-        paths: Iterable[str | Path],
-        *,
-        metadata: str | Path | Sequence[Mapping[str, object]] | None = None,
-        root: str | Path | None = None,
-        index: IndexSpec | None = None,
-        reindex: bool = False,
-        retry: bool = False,
-        max_bad: float | None = None,
-        show_progress: bool = False,
-    ) -> IngestResult:
-        """Embed and add new and changed images.
-
-        Args:
-            paths: Image files, folders, glob patterns, tar shards and URLs (s3://, https://, ...).
-            metadata: CSV or Parquet file, or the values by column for each of `paths`, which then are files.
-            root: Folder that relative paths in the metadata table refer to.
-            index: Index to build; `None` keeps the present kind of index.
-            reindex: Index all new vectors at the end; otherwise only if many are not indexed yet.
-            retry: Retry files that were unusable in an earlier run and have not changed since.
-            max_bad: Stop if a larger share of the files, counted over at least 100, is unusable; `None` for
-                the default of `lookalike index add`.
-            show_progress: Print progress on stderr.
-
-        Raises:
-            InputError: A path does not exist or contains no image, or the metadata is invalid.
-            LookalikeError: Too many files are unusable, or another process is writing.
-        """
-        # The one import that climbs: indexing builds on Gallery.
-        from retrieval.ingest.indexing import MAX_BAD, BadFilePolicy, add_images
-        from retrieval.ingest.sources import Sources
-
-        return add_images(
-            self,
-            Sources(list(paths), metadata=metadata, root=None if root is None else Path(root)),
-            index=index,
-            reindex=reindex,
-            policy=BadFilePolicy(retry, MAX_BAD if max_bad is None else max_bad),
-            show_progress=show_progress,
-        )
+    # ---- index
 
     def optimize_index(
         self, spec: IndexSpec | None = None, *, tolerated: int = 0, show_progress: bool = False
@@ -268,6 +220,26 @@ class Gallery(SearchableGallery):
             for answer in answers
         ]
 
+    def neighbours(self, labelled: np.ndarray | None = None, *, exact: bool = False) -> Neighbours:
+        """Return a function that finds the nearest items of many queries; see `SearchableGallery`."""
+        state, selected = self._snapshot, None
+        if labelled is not None and len(labelled) < state.size:
+            chosen = np.zeros(len(state), bool)
+            chosen[state.rows_of(labelled)] = True
+            selected = Selection(chosen)
+
+        def find(queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+            if exact:
+                live = Selection.of(state.alive) if selected is None else selected
+                scores, rows = state.stored.nearest(queries, k, live)
+            else:
+                scores, rows = state.nearest(queries, k, selected)
+            ids = np.full(rows.shape, -1)
+            ids[rows >= 0] = state.item_ids(rows[rows >= 0])
+            return ids, scores
+
+        return find
+
     def _items_of(self, rows: np.ndarray) -> dict[int, ItemValues]:
         """Return the values of `Item` by row, without rows whose item was replaced or compacted since."""
         numbers, ids, _ = self._snapshot.facts(rows).tolist()
@@ -282,7 +254,7 @@ class Gallery(SearchableGallery):
         return self._searcher.ids_of(names)
 
     @property
-    def snapshot(self) -> Snapshot:
+    def state(self) -> Snapshot:
         """State that is searched: vectors and their items."""
         return self._snapshot
 

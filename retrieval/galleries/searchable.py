@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,11 @@ class Item:
     height: int = 0
 
 
+Neighbours = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
+"""Function of queries, float32 [b, D], and k that returns ids, int64, and cosine similarities, both [b, k].
+
+The nearest item is first. Beyond the last one the id is -1 and the similarity -inf.
+"""
 # The values of an `Item`: making one takes longer than a tuple, and a search makes many.
 ItemValues = tuple[int, str, str | None, dict[str, Any], str, int, int]
 
@@ -320,6 +325,15 @@ class SearchableGallery(ABC):
         self, queries: np.ndarray, options: SearchOptions, own: Sequence[tuple[int, ...]] | None
     ) -> list[list[Hit]]:
         """Return the hits of each query without probabilities; see `find`."""
+
+    @abstractmethod
+    def neighbours(self, labelled: np.ndarray | None = None, *, exact: bool = False) -> Neighbours:
+        """Return a function that finds the nearest items of many queries.
+
+        Args:
+            labelled: Ids of the items with a label, to find only these; `None` for all items.
+            exact: Compare all vectors. A database answers by its index in any case.
+        """
 
     @property
     def calibration(self) -> Calibration | None:

@@ -11,8 +11,7 @@ import numpy as np
 
 from retrieval.errors import InputError, LookalikeError
 from retrieval.files import now
-from retrieval.galleries.database import StoreGallery
-from retrieval.galleries.searchable import SearchableGallery
+from retrieval.galleries.database import DatabaseView
 from retrieval.ingest.file_plan import check_metadata
 from retrieval.ingest.uploads import (
     StoredUpload,
@@ -146,15 +145,6 @@ class Editor(ABC):
         """Return all facts about items by id."""
 
 
-def open_editor(gallery: SearchableGallery) -> Editor:
-    """Return the editor of a gallery.
-
-    Raises:
-        InputError: Its folder is no longer a gallery.
-    """
-    return StoreEditor(gallery) if isinstance(gallery, StoreGallery) else FileEditor(Store(gallery.folder))
-
-
 class FileEditor(Editor):
     """Changes a gallery in files; each change is one transaction.
 
@@ -204,7 +194,7 @@ class FileEditor(Editor):
         return self._store.items(ids)
 
 
-class StoreEditor(Editor):
+class DatabaseEditor(Editor):
     """Changes a gallery in a database. The files of uploads are in the gallery folder.
 
     The lock is that of the folder: an upload's file and its item are written, or removed, together.
@@ -213,7 +203,7 @@ class StoreEditor(Editor):
         gallery: The gallery.
     """
 
-    def __init__(self, gallery: StoreGallery) -> None:
+    def __init__(self, gallery: DatabaseView) -> None:
         super().__init__(gallery.folder)
         self._gallery = gallery
         self.manifest = gallery.manifest

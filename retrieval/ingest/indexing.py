@@ -12,7 +12,7 @@ from threading import Lock
 
 from retrieval.errors import ImageError, InputError, LookalikeError
 from retrieval.files import now
-from retrieval.galleries.files import Gallery
+from retrieval.galleries.files import FilesView
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.images.decode import KnownFile
 from retrieval.images.location import Location, locate_item
@@ -46,7 +46,7 @@ _MIN_SAMPLE = 100  # files over which the share of unusable ones is counted, at 
 PlannedFile = tuple[ImageFile, ExistingItem | None]
 """A file to read, with the item that it has."""
 BatchSource = Callable[
-    [Gallery, Comparison, Callable[[str], bool]], Generator[tuple[list[PlannedFile], EmbeddedBatch]]
+    [FilesView, Comparison, Callable[[str], bool]], Generator[tuple[list[PlannedFile], EmbeddedBatch]]
 ]
 """Function that embeds the files to read of a plan, and yields them in order with what was found in them.
 
@@ -134,7 +134,7 @@ def refuse_empty(gallery: SearchableGallery, result: IngestResult) -> None:
 
 
 def add_images(
-    gallery: Gallery,
+    gallery: FilesView,
     sources: Sources,
     *,
     index: IndexSpec | None = None,
@@ -185,7 +185,7 @@ def add_images(
 
 
 def ingest(
-    gallery: Gallery,
+    gallery: FilesView,
     found: Scan,
     *,
     policy: BadFilePolicy | None = None,
@@ -199,7 +199,7 @@ def ingest(
 
 
 def carry_out(
-    gallery: Gallery,
+    gallery: FilesView,
     plan: Comparison,
     found: Scan,
     *,
@@ -250,7 +250,7 @@ def carry_out(
     return result
 
 
-def replay_into(gallery: Gallery, result: IngestResult) -> None:
+def replay_into(gallery: FilesView, result: IngestResult) -> None:
     """Carry out the decisions made by hand that are not in effect, and count them in a result."""
     done = replay(gallery.store)
     result.relabelled, result.removed = done.relabelled, result.removed + done.removed
@@ -258,7 +258,7 @@ def replay_into(gallery: Gallery, result: IngestResult) -> None:
 
 
 def finish_run(
-    gallery: Gallery,
+    gallery: FilesView,
     result: IngestResult,
     command: str,
     started: str,
@@ -273,7 +273,7 @@ def finish_run(
 
 
 def index_new_vectors(
-    gallery: Gallery, index: IndexSpec | None = None, *, reindex: bool = False, show_progress: bool = False
+    gallery: FilesView, index: IndexSpec | None = None, *, reindex: bool = False, show_progress: bool = False
 ) -> None:
     """Merge small segments, and bring the indexes up to what is asked for; a few new vectors may wait.
 
@@ -293,7 +293,7 @@ def index_new_vectors(
 
 
 def embed_here(
-    gallery: Gallery, plan: Comparison, known: Callable[[str], bool]
+    gallery: FilesView, plan: Comparison, known: Callable[[str], bool]
 ) -> Generator[tuple[list[PlannedFile], EmbeddedBatch]]:
     """Embed the files of a plan in this process: the default `BatchSource`."""
     reading = deque[PlannedFile]()
@@ -318,7 +318,7 @@ class _Run:
 
     def __init__(
         self,
-        gallery: Gallery,
+        gallery: FilesView,
         plan: Comparison,
         result: IngestResult,
         policy: BadFilePolicy,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from retrieval.errors import InputError
 from retrieval.files import fsync_folder, link_or_copy, now
-from retrieval.galleries.files import Gallery
+from retrieval.galleries.files import FilesView
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult, finish_run, ingest
 from retrieval.ingest.sources import Entry, Scan, stat_image
 from retrieval.model.embedder import Embedder
@@ -32,19 +32,19 @@ class RebuildResult:
         resumed: Number of images that an earlier, interrupted rebuild had embedded.
     """
 
-    gallery: Gallery
+    gallery: FilesView
     result: IngestResult
     old: Path | None
     resumed: int
 
 
 def rebuild(
-    gallery: Gallery,
+    gallery: FilesView,
     model: Embedder,
     *,
     keep_old: bool = True,
     policy: BadFilePolicy | None = None,
-    accept: Callable[[Gallery], None] | None = None,
+    accept: Callable[[FilesView], None] | None = None,
     show_progress: bool = False,
 ) -> RebuildResult:
     """Embed all images of a gallery with another model, under the same ids, keys, labels and metadata.
@@ -97,27 +97,27 @@ def rebuild(
         else:
             shutil.rmtree(draft)
         fsync_folder(folder.parent)
-    rebuilt = Gallery(gallery.folder, runtime=model.runtime)
+    rebuilt = type(gallery)(gallery.folder, runtime=model.runtime)
     return RebuildResult(rebuilt, result, old if keep_old else None, resumed)
 
 
-def _open_or_create(gallery: Gallery, model: Embedder, draft: Path) -> Gallery:
+def _open_or_create(gallery: FilesView, model: Embedder, draft: Path) -> FilesView:
     """Open the gallery of an interrupted rebuild with the same model, or create an empty one."""
     origin = gallery.store.manifest.uuid
     if (draft / "gallery.db").exists():
-        begun = Gallery(draft, runtime=model.runtime)
+        begun = FilesView(draft, runtime=model.runtime)
         if begun.store.manifest.rebuilt_from == origin and begun.fingerprint == model.fingerprint:
             begun.use_model(model)
             return begun
     if draft.exists():
         shutil.rmtree(draft)
-    new = Gallery.create(draft, model, storage=gallery.store.manifest.dtype)
+    new = FilesView.new(draft, model, storage=gallery.store.manifest.dtype)
     with new.store.writing():
         new.store.update_manifest(replace(new.store.manifest, rebuilt_from=origin))
     return new
 
 
-def _stored_files(gallery: Gallery) -> Iterator[Entry]:
+def _stored_files(gallery: FilesView) -> Iterator[Entry]:
     """Yield the files of all items, with the keys, labels and metadata that the gallery has for them."""
     for item in _items(gallery.store):
         if not item.path:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from retrieval.errors import ImageError, InputError
-from retrieval.galleries.database import RECALL, StoreGallery
+from retrieval.galleries.database import DatabaseView
 from retrieval.images.location import Location, locate_item
 from retrieval.ingest.file_plan import in_chunks
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult
@@ -50,7 +50,7 @@ class _Collected:
 
 
 def add_to_store(
-    gallery: StoreGallery,
+    gallery: DatabaseView,
     sources: Sources,
     *,
     recall: float | None = None,
@@ -91,14 +91,14 @@ def add_to_store(
             done = f"interrupted; {run.result.added} images of this run are in the gallery"
             raise KeyboardInterrupt(f"{done}; run the same command again to continue") from None
     if recall is not None or run.result.added >= _OPTIMIZED:
-        gallery.optimize(RECALL if recall is None else recall, show_progress=show_progress)
+        gallery.complete_index(recall, show_progress=show_progress)
     return run.result
 
 
 class _Run:
     """One indexing run."""
 
-    def __init__(self, gallery: StoreGallery, found: Scan, policy: BadFilePolicy) -> None:
+    def __init__(self, gallery: DatabaseView, found: Scan, policy: BadFilePolicy) -> None:
         self._gallery, self._found, self._policy = gallery, found, policy
         self._planned: deque[_Planned] = deque()
         self._collected = _Collected()

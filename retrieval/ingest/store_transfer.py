@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from retrieval.errors import InputError
-from retrieval.galleries.database import RECALL, StoreGallery
+from retrieval.galleries.database import DatabaseView
 from retrieval.ingest.vector_files import Chunk
 from retrieval.ingest.vector_items import COLUMNS, VectorItems
 from retrieval.progress import Progress
@@ -32,7 +32,7 @@ class StoreImport:
         items: Rows of the file.
     """
 
-    def __init__(self, gallery: StoreGallery, items: VectorItems) -> None:
+    def __init__(self, gallery: DatabaseView, items: VectorItems) -> None:
         self._gallery, self._items = gallery, items
         self.added = self.replaced = self.unchanged = 0
 
@@ -56,7 +56,7 @@ class StoreImport:
                     items = _new_items(facts[some], {name: v[some] for name, v in metadata.items()})
                     self._write(items, vectors[some])
                     progress.update(len(items))
-        gallery.optimize(RECALL if recall is None else recall, show_progress=show_progress)
+        gallery.complete_index(recall, show_progress=show_progress)
 
     def _write(self, items: list[NewItem], vectors: np.ndarray) -> None:
         gallery = self._gallery
@@ -113,12 +113,12 @@ def _has(stored: StoredItem, item: NewItem) -> bool:
 # ---- export
 
 
-def types_of(gallery: StoreGallery) -> dict[str, str]:
+def types_of(gallery: DatabaseView) -> dict[str, str]:
     """Return the type of each metadata column that users see: "text" or "number"."""
     return {name: str(kind) for name, kind in gallery.engine.columns().items() if not is_hidden(name)}
 
 
-def kinds_of(gallery: StoreGallery) -> dict[str, str]:
+def _kinds_of(gallery: DatabaseView) -> dict[str, str]:
     """Return the kind of each metadata column: "text", "integer" or "number".
 
     A column of numbers without fractions has integers; a gallery with such columns is read once to tell.
@@ -135,8 +135,13 @@ def kinds_of(gallery: StoreGallery) -> dict[str, str]:
     return {name: "integer" if name in integers else kind for name, kind in kinds.items()}
 
 
-def chunks_of_store(gallery: StoreGallery, names: Sequence[str], progress: Progress) -> Iterator[Chunk]:
-    """Yield all items by ascending id, as columns with their vectors, in bounded memory."""
+def rows_of_database(gallery: DatabaseView, progress: Progress) -> tuple[Mapping[str, str], Iterator[Chunk]]:
+    """Return the kinds of the metadata columns, and all items by id; see `retrieval.ingest.transfer.Rows`."""
+    kinds = _kinds_of(gallery)
+    return kinds, _chunks_of(gallery, [*kinds], progress)
+
+
+def _chunks_of(gallery: DatabaseView, names: Sequence[str], progress: Progress) -> Iterator[Chunk]:
     start = 0
     for page in gallery.scan(size=_AT_ONCE):
         vectors = gallery.vectors([item.id for item in page])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from retrieval.errors import InputError
 from retrieval.files import now
-from retrieval.galleries.files import Gallery
+from retrieval.galleries.files import FilesView
 from retrieval.images.location import Location, locate, locate_item
 from retrieval.ingest.file_plan import find_gone, in_chunks, known_roots, match_moved, plan_indexing
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult, carry_out, finish_run, replay_into
@@ -90,7 +90,7 @@ class UpdateResult:
 
 
 def update(
-    gallery: Gallery,
+    gallery: FilesView,
     *,
     prune: bool = False,
     limit: RemovalLimit | None = None,
@@ -150,7 +150,7 @@ def update(
 
 
 def folder_difference(
-    gallery: Gallery,
+    gallery: FilesView,
     folder: Path,
     *,
     limit: RemovalLimit | None = None,
@@ -177,7 +177,7 @@ def folder_difference(
 
 
 def sync(
-    gallery: Gallery,
+    gallery: FilesView,
     folder: Path,
     *,
     limit: RemovalLimit | None = None,
@@ -227,7 +227,9 @@ def sync(
     return result
 
 
-def _scan_folder(gallery: Gallery, folder: Path, min_age: float, ignore_decisions: bool) -> tuple[Path, Scan]:
+def _scan_folder(
+    gallery: FilesView, folder: Path, min_age: float, ignore_decisions: bool
+) -> tuple[Path, Scan]:
     place = Location.parse(folder)
     if place.kind != "url" and not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder")
@@ -257,7 +259,9 @@ def _check_limit(where: str, plan: Comparison, total: int, limit: RemovalLimit |
         )
 
 
-def _stored_files(gallery: Gallery, gone: list[int], total: int, show_progress: bool) -> Iterator[ImageFile]:
+def _stored_files(
+    gallery: FilesView, gone: list[int], total: int, show_progress: bool
+) -> Iterator[ImageFile]:
     """Yield the file of every item, and add to `gone` the items whose file is gone."""
     home, last = str(gallery.folder.resolve()), 0
     with Progress("checking", total, "files", show=show_progress) as progress:
@@ -272,7 +276,7 @@ def _stored_files(gallery: Gallery, gone: list[int], total: int, show_progress: 
             progress.update(len(items))
 
 
-def _add_new_files(gallery: Gallery, plan: Comparison) -> None:
+def _add_new_files(gallery: FilesView, plan: Comparison) -> None:
     """Add the files of the folders of gone items to a plan, as new places."""
     home = gallery.folder.resolve()
     folders = sorted(str(home / root) for root in plan.gone_roots() if (home / root).is_dir())
@@ -284,7 +288,7 @@ def _add_new_files(gallery: Gallery, plan: Comparison) -> None:
             continue
 
 
-def _forget_bad_files(gallery: Gallery, top: Path | None = None) -> None:
+def _forget_bad_files(gallery: FilesView, top: Path | None = None) -> None:
     """Drop deleted files from the list of unusable files: those below `top`, or all."""
     gone = [
         file.stamp.key

@@ -8,7 +8,7 @@ other columns. `retrieval.ingest.vector_files` describes what can be imported.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,13 +18,13 @@ import numpy as np
 
 from retrieval.errors import InputError
 from retrieval.files import atomic_write, now
-from retrieval.galleries.database import StoreGallery
+from retrieval.galleries.database import DatabaseView
 from retrieval.galleries.database_folder import is_store, read_folder
-from retrieval.galleries.files import Gallery
+from retrieval.galleries.files import FilesView
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.images.location import shown
 from retrieval.ingest.indexing import index_new_vectors
-from retrieval.ingest.store_transfer import StoreImport, chunks_of_store, kinds_of, types_of
+from retrieval.ingest.store_transfer import StoreImport, types_of
 from retrieval.ingest.tables import TableReport, import_pyarrow
 from retrieval.ingest.vector_files import VECTOR, Chunk, NpyVectors, VectorFile, open_vectors
 from retrieval.ingest.vector_items import COLUMNS, VectorItems
@@ -33,10 +33,8 @@ from retrieval.model.embedder import Embedder
 from retrieval.model.runtime import Runtime
 from retrieval.progress import Progress
 from retrieval.storage.identity import check_storage
-from retrieval.storage.manifest import Manifest
 from retrieval.storage.queries import column_type
 from retrieval.storage.records import IndexSpec, Value
-from retrieval.storage.store import Store
 from retrieval.stores.address import Address
 
 AT_ONCE = 16_384  # rows of an export in memory
@@ -46,13 +44,21 @@ _INTEGERS = ("width", "height")
 # ---- export
 
 
-def export_vectors(gallery: SearchableGallery, target: Path, *, show_progress: bool = False) -> int:
+Rows = Callable[[Progress], tuple[Mapping[str, str], Iterator[Chunk]]]
+"""Function that returns the kind of each metadata column of a gallery, "text", "integer" or "number", and all
+items by ascending id, as columns with their vectors, in bounded memory; it updates the progress."""
+
+
+def export_vectors(
+    gallery: SearchableGallery, rows: Rows, target: Path, *, show_progress: bool = False
+) -> int:
     """Export all items of a gallery, column by column in bounded memory; the files are written atomically.
 
     From a database, items that are added or removed meanwhile may or may not be among them.
 
     Args:
         gallery: Gallery to export.
+        rows: Its rows.
         target: `.parquet` file, or `.npy` file with a CSV file beside it.
         show_progress: Print progress on stderr.
 
@@ -68,20 +74,20 @@ def export_vectors(gallery: SearchableGallery, target: Path, *, show_progress: b
     if target.suffix == ".parquet":
         import_pyarrow(target)
     with Progress("exporting", len(gallery), "vectors", show=show_progress) as progress:
-        if isinstance(gallery, StoreGallery):
-            kinds = kinds_of(gallery)
-            chunks = chunks_of_store(gallery, [*kinds], progress)
-        else:
-            assert isinstance(gallery, Gallery)
-            kinds = {name: column_type(gallery.store, name) or "integer" for name in gallery.columns()}
-            chunks = _chunks_of(gallery, progress)
+        kinds, chunks = rows(progress)
         own = {name: "integer" if name in _INTEGERS else "text" for name in COLUMNS}
         write = _write_parquet if target.suffix == ".parquet" else _write_arrays
         return write(target, gallery.manifest.dim, {**own, **kinds}, chunks)
 
 
-def _chunks_of(gallery: Gallery, progress: Progress) -> Iterator[Chunk]:
-    state, paths = gallery.snapshot, gallery.paths
+def rows_of_files(gallery: FilesView, progress: Progress) -> tuple[Mapping[str, str], Iterator[Chunk]]:
+    """Return the kinds of the metadata columns, and all items by id; see `Rows`."""
+    kinds = {name: column_type(gallery.store, name) or "integer" for name in gallery.columns()}
+    return kinds, _chunks_of(gallery, progress)
+
+
+def _chunks_of(gallery: FilesView, progress: Progress) -> Iterator[Chunk]:
+    state, paths = gallery.state, gallery.paths
     rows = state.live_rows()
     for start in range(0, len(rows), AT_ONCE):
         some = rows[start : start + AT_ONCE]
@@ -179,83 +185,149 @@ class ImportResult:
         return {name: value for name, value in vars(self).items() if isinstance(value, int)}
 
 
-def import_vectors(
+@dataclass(frozen=True)
+class Origin:
+    """Where the vectors of a file come from, and the rows of the file.
+
+    Attributes:
+        items: Rows of the file.
+        model: Model that computed the vectors; `None` for an external embedding.
+        name: Name of the embedding, if there is no model file.
+        runtime: Device and provider of the model, and device of the index.
+    """
+
+    items: VectorItems
+    model: Embedder | None
+    name: str | None
+    runtime: Runtime
+
+    @classmethod
+    def read(
+        cls,
+        source: Path,
+        *,
+        model: Path | None = None,
+        name: str | None = None,
+        root: Path | None = None,
+        prefix: str | None = None,
+        runtime: Runtime | None = None,
+    ) -> Origin:
+        """Open a file of vectors; see `retrieval.gallery.Gallery.import_vectors`."""
+        file: VectorFile = ShardVectors(source) if source.is_dir() else open_vectors(source)
+        runtime = runtime or Runtime()
+        embedder = None if model is None else Embedder.open(model, runtime)
+        if isinstance(file, ShardVectors) and embedder is not None:
+            file.check_model(embedder)
+        items = VectorItems(file, (root or source.parent).resolve(), prefix or source.stem)
+        return cls(items, embedder, name, runtime)
+
+    @property
+    def table(self) -> TableReport:
+        """What does not fit the types of the columns of a CSV file."""
+        file = self.items.file
+        return file.report if isinstance(file, NpyVectors) else TableReport()
+
+    def check(self) -> None:
+        """Raise an `InputError` unless there is a model of the same dimension, or a name for one."""
+        if self.model is None and not self.name:
+            raise InputError("origin of the vectors: pass --model FILE or --embedding NAME")
+        dim = self.items.file.dim
+        if self.model is not None and self.model.dim != dim:
+            raise InputError(
+                f"{self.model.path}: has {self.model.dim} dimensions, but the vectors have {dim}"
+            )
+
+    def check_same(self, gallery: SearchableGallery, storage: str | None) -> None:
+        """Raise an `InputError` unless a gallery's vectors have the same origin and type of numbers."""
+        folder, manifest, dim = gallery.folder, gallery.manifest, self.items.file.dim
+        if manifest.dim != dim:
+            raise InputError(
+                f"{folder}: has vectors of {manifest.dim} dimensions, not {dim}; use another gallery"
+            )
+        if self.model is not None:
+            gallery.check_model(self.model)
+        elif self.name != manifest.embedding:
+            hint = (
+                f"--embedding {manifest.embedding!r}"
+                if manifest.embedding
+                else "--model with the model file of the gallery"
+            )
+            raise InputError(
+                f"{folder}: confirm that the vectors have the same origin as those in the gallery: {hint}"
+            )
+        check_storage(folder, manifest, storage)
+
+
+def import_into_files(
     folder: Path,
-    source: Path,
+    origin: Origin,
     *,
-    model: Path | None = None,
-    name: str | None = None,
-    store: Address | None = None,
-    root: Path | None = None,
-    prefix: str | None = None,
     index: IndexSpec | None = None,
     storage: str | None = None,
-    runtime: Runtime | None = None,
     show_progress: bool = False,
 ) -> ImportResult:
-    """Import vectors computed by another program; they are normalized and indexed.
-
-    The gallery is created if necessary. The key of an item is the column `id`, or else `path`; an item with
-    the same key is replaced. In a file with neither column, row 17 gets the key PREFIX-000000017. Such items
-    are never replaced: if the gallery has their vectors already, the import continues after them.
-
-    Rows are committed in the order of the file, about 30 MB of vectors at a time, 4096 rows in a database. An
-    interrupted import leaves the rows committed so far; the same call continues. In a database, rows with the
-    same contents as an item are left out.
-
-    Args:
-        folder: Gallery folder.
-        source: `.parquet`, `.npy` (with an optional CSV file of the same name beside it) or `.npz` file, or a
-            folder of vector shards.
-        model: Model file that computed the vectors.
-        name: Name of the embedding, if there is no model file; such a gallery can be searched by its items
-            and by vectors only.
-        store: Address of the collection of a new gallery in a database; `None` for a gallery in files, or one
-            that exists.
-        root: Base folder of relative paths; by default the folder of `source`.
-        prefix: Start of the keys of rows without an id; by default the name of `source` without its suffix.
-        index: Index to build; `None` keeps the present kind of index. A database takes the recall only.
-        storage: Type of the stored numbers, "float32" or "float16"; `None` for that of the gallery.
-        runtime: Device and provider of the model, and device of the index.
-        show_progress: Print progress on stderr.
-
-    Raises:
-        InputError: The source is invalid; the message has the row. Or the gallery has other vectors under
-            the keys of rows without ids. Nothing is changed.
-        LookalikeError: As for `Gallery.build_index`; the vectors are imported.
-    """
-    file: VectorFile = ShardVectors(source) if source.is_dir() else open_vectors(source)
-    runtime = runtime or Runtime()
-    embedder = None if model is None else Embedder.open(model, runtime)
-    if isinstance(file, ShardVectors) and embedder is not None:
-        file.check_model(embedder)
-    items = VectorItems(file, (root or source.parent).resolve(), prefix or source.stem)
-    table = file.report if isinstance(file, NpyVectors) else TableReport()
-    if store is not None or is_store(folder):
-        target = _open_store(folder, items, embedder, name, store, storage, runtime, show_progress)
-        run = StoreImport(target, items)
-        run.run(None if index is None else index.recall, show_progress=show_progress)
-        return ImportResult(run.added, run.replaced, run.unchanged, table)
+    """Import vectors into a gallery in files; see `retrieval.gallery.Gallery.import_vectors`."""
+    items, model = origin.items, origin.model
     is_new = not (folder / "gallery.db").exists()
     if is_new:
-        _check_origin(file, embedder, name)
+        origin.check()
         items.check(None, show_progress=show_progress)
-        gallery = _create(folder, file.dim, embedder, name, storage or "float32", runtime)
+        dtype, runtime = storage or "float32", origin.runtime
+        gallery = (
+            FilesView.new(folder, model, storage=dtype)
+            if model is not None
+            else FilesView.new_for_embedding(
+                folder, origin.name or "", items.file.dim, runtime, storage=dtype
+            )
+        )
     else:
-        gallery = Gallery(folder, runtime=runtime)
-        _check_same_origin(gallery, file.dim, embedder, name)
-        check_storage(folder, gallery.store.manifest, storage)
+        gallery = FilesView(folder, runtime=origin.runtime)
+        origin.check_same(gallery, storage)
     with gallery.store.writing():
         started = now()
         gallery.refresh()
         unchanged = 0 if is_new else items.check(gallery, show_progress=show_progress)
         result = _append(gallery, items, unchanged, started, show_progress)
         index_new_vectors(gallery, index, show_progress=show_progress)
-    return replace(result, table=table)
+    return replace(result, table=origin.table)
+
+
+def import_into_database(
+    folder: Path,
+    origin: Origin,
+    address: Address | None,
+    *,
+    recall: float | None = None,
+    storage: str | None = None,
+    show_progress: bool = False,
+) -> ImportResult:
+    """Import vectors into a gallery in a database; see `retrieval.gallery.Gallery.import_vectors`."""
+    items, model = origin.items, origin.model
+    if is_store(folder):
+        if address is not None and str(address) != str(known := read_folder(folder).address):
+            raise InputError(f"{folder}: its images are at {known}; omit --store, or choose another name")
+        gallery = DatabaseView(folder, runtime=origin.runtime, address=address)
+        origin.check_same(gallery, storage)
+        items.check_for_store(types_of(gallery), show_progress=show_progress)
+    else:
+        assert address is not None
+        if (folder / "gallery.db").exists():
+            raise InputError(f"{folder}: a gallery in files; choose another name, or omit --store")
+        origin.check()
+        items.check_for_store({}, show_progress=show_progress)
+        dtype, dim = storage or "float32", items.file.dim
+        gallery = (
+            DatabaseView.new(folder, model, address, storage=dtype)
+            if model is not None
+            else DatabaseView.new_for_embedding(folder, origin.name or "", dim, address, storage=dtype)
+        )
+    run = StoreImport(gallery, items)
+    run.run(recall, show_progress=show_progress)
+    return ImportResult(run.added, run.replaced, run.unchanged, origin.table)
 
 
 def _append(
-    gallery: Gallery, items: VectorItems, unchanged: int, started: str, show_progress: bool
+    gallery: FilesView, items: VectorItems, unchanged: int, started: str, show_progress: bool
 ) -> ImportResult:
     """Append the items after the first `unchanged` ones, record the run, and return its counts."""
     count, replaced, total = 0, 0, items.file.count
@@ -271,72 +343,3 @@ def _append(
             gallery.store.record_run("import", started, result.counts)
             gallery.refresh()
     return result
-
-
-def _check_origin(file: VectorFile, embedder: Embedder | None, name: str | None) -> None:
-    """Raise an `InputError` unless a new gallery has a model of the same dimension, or a name for one."""
-    if embedder is None and not name:
-        raise InputError("origin of the vectors: pass --model FILE or --embedding NAME")
-    if embedder is not None and embedder.dim != file.dim:
-        raise InputError(f"{embedder.path}: has {embedder.dim} dimensions, but the vectors have {file.dim}")
-
-
-def _create(
-    folder: Path, dim: int, embedder: Embedder | None, name: str | None, storage: str, runtime: Runtime
-) -> Gallery:
-    if embedder is not None:
-        return Gallery.create(folder, embedder, storage=storage)
-    Store.create(folder, Manifest(f"embedding:{name}", dim, embedding=name, dtype=storage))
-    return Gallery(folder, runtime=runtime)
-
-
-def _open_store(
-    folder: Path,
-    items: VectorItems,
-    embedder: Embedder | None,
-    name: str | None,
-    address: Address | None,
-    storage: str | None,
-    runtime: Runtime,
-    show_progress: bool,
-) -> StoreGallery:
-    """Open or create the gallery in a database that rows are imported into, after their check."""
-    if is_store(folder):
-        if address is not None and str(address) != str(known := read_folder(folder).address):
-            raise InputError(f"{folder}: its images are at {known}; omit --store, or choose another name")
-        gallery = StoreGallery(folder, runtime=runtime, address=address)
-        _check_same_origin(gallery, items.file.dim, embedder, name)
-        check_storage(folder, gallery.manifest, storage)
-        items.check_for_store(types_of(gallery), show_progress=show_progress)
-        return gallery
-    assert address is not None
-    if (folder / "gallery.db").exists():
-        raise InputError(f"{folder}: a gallery in files; choose another name, or omit --store")
-    _check_origin(items.file, embedder, name)
-    items.check_for_store({}, show_progress=show_progress)
-    dtype = storage or "float32"
-    if embedder is not None:
-        return StoreGallery.create(folder, embedder, address, storage=dtype)
-    return StoreGallery.create_for_embedding(folder, name or "", items.file.dim, address, storage=dtype)
-
-
-def _check_same_origin(
-    gallery: SearchableGallery, dim: int, embedder: Embedder | None, name: str | None
-) -> None:
-    """Raise an `InputError` unless a gallery's vectors have the same origin."""
-    folder, manifest = gallery.folder, gallery.manifest
-    if manifest.dim != dim:
-        raise InputError(
-            f"{folder}: has vectors of {manifest.dim} dimensions, not {dim}; use another gallery"
-        )
-    if embedder is not None:
-        gallery.check_model(embedder)
-    elif name != manifest.embedding:
-        hint = (
-            f"--embedding {manifest.embedding!r}"
-            if manifest.embedding
-            else "--model with the model file of the gallery"
-        )
-        raise InputError(
-            f"{folder}: confirm that the vectors have the same origin as those in the gallery: {hint}"
-        )

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from retrieval.errors import InputError
-from retrieval.galleries.files import Gallery
+from retrieval.galleries.files import FilesView
 from retrieval.images.location import Location
 from retrieval.ingest.vector_files import Chunk, VectorFile
 from retrieval.progress import Progress
@@ -47,7 +47,7 @@ class VectorItems:
         schema.match_columns(self._metadata, ())
         self._at_once = min(max(_CHUNK_BYTES // (4 * file.dim), _LEAST_ROWS), _MOST_ROWS)
 
-    def check(self, gallery: Gallery | None, *, show_progress: bool = False) -> int:
+    def check(self, gallery: FilesView | None, *, show_progress: bool = False) -> int:
         """Check all rows, and return how many of them, from the first on, the gallery has already.
 
         Args:
@@ -217,19 +217,19 @@ class VectorItems:
 
     # ---- rows without ids
 
-    def _last_number(self, gallery: Gallery) -> int:
+    def _last_number(self, gallery: FilesView) -> int:
         """Return the highest row number among the gallery's keys with the prefix; 0 for none."""
         pattern = f"{self._prefix}-"
         last = last_key(gallery.store, pattern + "0" * _DIGITS, pattern + "9" * _DIGITS)
         return 0 if last is None else int(last[len(pattern) :])
 
-    def _compare(self, gallery: Gallery, start: int, unit: np.ndarray) -> None:
+    def _compare(self, gallery: FilesView, start: int, unit: np.ndarray) -> None:
         """Compare rows, float32 [n, D] from `start` on, with the gallery's items of the same numbers."""
         first, last = self._numbered_key(start + 1), self._numbered_key(start + len(unit))
         found = ids_between_keys(gallery.store, first, last)
-        rows = gallery.snapshot.rows_of(np.array([item for _, item in found], np.int64))
+        rows = gallery.state.rows_of(np.array([item for _, item in found], np.int64))
         numbers = np.array([int(key[-_DIGITS:]) for key, _ in found], np.int64)
-        stored = gallery.snapshot.vectors(rows[rows >= 0])
+        stored = gallery.state.vectors(rows[rows >= 0])
         if np.abs(stored - unit[numbers[rows >= 0] - 1 - start]).max(initial=0) > _SAME:
             what = f"has other vectors under the keys {first} to {last}, from another file of this name"
             raise InputError(

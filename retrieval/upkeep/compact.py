@@ -9,7 +9,7 @@ import numpy as np
 
 from retrieval.errors import LookalikeError
 from retrieval.files import folder_size, now
-from retrieval.galleries.files import Gallery
+from retrieval.galleries.files import FilesView
 from retrieval.progress import Progress
 from retrieval.storage import maintenance, removals, segments
 from retrieval.storage.maintenance import Replacement
@@ -41,7 +41,7 @@ class Compaction:
     reindexed: bool
 
 
-def compact(gallery: Gallery, *, show_progress: bool = False) -> Compaction:
+def compact(gallery: FilesView, *, show_progress: bool = False) -> Compaction:
     """Drop removed items, merge small segments, and free disk space.
 
     Searches continue meanwhile, with an index all the time: vectors keep their numbers, and the index is
@@ -60,7 +60,7 @@ def compact(gallery: Gallery, *, show_progress: bool = False) -> Compaction:
     store, started = gallery.store, now()
     with store.writing():
         gallery.refresh()
-        some = len(gallery.snapshot)  # vectors outside the index may wait
+        some = len(gallery.state)  # vectors outside the index may wait
         work = gallery.optimize_index(tolerated=some, show_progress=show_progress)
         size, state = folder_size(store.folder), store.state()
         groups = [*_groups(store, state.segments, state.dead)]

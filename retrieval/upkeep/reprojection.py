@@ -17,7 +17,7 @@ import numpy as np
 
 from retrieval.errors import InputError
 from retrieval.files import fsync_folder, link_or_copy, now
-from retrieval.galleries.files import Gallery
+from retrieval.galleries.files import FilesView
 from retrieval.model.embedder import Embedder
 from retrieval.model.layer import Layer
 from retrieval.model.runtime import Runtime
@@ -45,12 +45,12 @@ class Reprojection:
         vectors: Number of vectors.
     """
 
-    gallery: Gallery
+    gallery: FilesView
     old: Path
     vectors: int
 
 
-def check_projectable(gallery: Gallery, *, drop_old: bool = False) -> None:
+def check_projectable(gallery: FilesView, *, drop_old: bool = False) -> None:
     """Refuse a gallery that `reproject` would refuse, before a layer is learned.
 
     Args:
@@ -69,7 +69,7 @@ def check_projectable(gallery: Gallery, *, drop_old: bool = False) -> None:
 
 
 def reproject(
-    gallery: Gallery,
+    gallery: FilesView,
     layer: Layer,
     model: Embedder,
     *,
@@ -122,10 +122,10 @@ def reproject(
         count = _replace(gallery, change, lambda: shutil.rmtree(old, ignore_errors=True), show_progress)
         draft.rename(old)
         fsync_folder(old.parent)
-    return Reprojection(Gallery(gallery.folder, runtime=model.runtime), old, count)
+    return Reprojection(type(gallery)(gallery.folder, runtime=model.runtime), old, count)
 
 
-def undo(gallery: Gallery, *, show_progress: bool = False) -> Gallery:
+def undo(gallery: FilesView, *, show_progress: bool = False) -> FilesView:
     """Restore model and vectors of NAME.old, from before the last re-projection, and delete NAME.old.
 
     Changes of items since then stay: removals, labels, keys and metadata.
@@ -151,14 +151,14 @@ def undo(gallery: Gallery, *, show_progress: bool = False) -> Gallery:
             raise InputError(
                 f"{gallery.folder}: nothing to undo; no layer changed its vectors, or it was undone"
             )
-        before = Gallery(old) if (old / "gallery.db").is_file() else None
+        before = FilesView(old) if (old / "gallery.db").is_file() else None
         if before is None or before.manifest.uuid != origin:
             what = (
                 f"{gallery.folder}: cannot be undone, because {old} is not the gallery that it was made from"
             )
             raise InputError(f"{what}; build the gallery again with the model that you want")
         _check_same_images(gallery, before)
-        snapshot, then = before.snapshot, before.manifest
+        snapshot, then = before.state, before.manifest
         manifest = replace(
             gallery.manifest,
             uuid=str(uuid.uuid4()),
@@ -177,7 +177,7 @@ def undo(gallery: Gallery, *, show_progress: bool = False) -> Gallery:
         for folder in (draft, old):
             shutil.rmtree(folder)
         fsync_folder(old.parent)
-    return Gallery(gallery.folder, root=gallery.root)
+    return type(gallery)(gallery.folder, root=gallery.root)
 
 
 @dataclass(frozen=True)
@@ -205,17 +205,17 @@ class _Change:
     calibration: Path | None = None
 
 
-def _draft(gallery: Gallery) -> Path:
+def _draft(gallery: FilesView) -> Path:
     folder = gallery.folder.resolve()
     return folder.with_name(f".{folder.name}.reprojection")
 
 
-def _old(gallery: Gallery) -> Path:
+def _old(gallery: FilesView) -> Path:
     folder = gallery.folder.resolve()
     return folder.with_name(f"{folder.name}.old")
 
 
-def _checked_probes(gallery: Gallery, layer: Layer, model: Embedder) -> np.ndarray:
+def _checked_probes(gallery: FilesView, layer: Layer, model: Embedder) -> np.ndarray:
     """Return the model's vectors of the probe images, float32 [n, D'], which prove that it has the layer."""
     dims = layer.weight.shape
     if dims != (model.dim, gallery.manifest.dim):
@@ -232,11 +232,11 @@ def _checked_probes(gallery: Gallery, layer: Layer, model: Embedder) -> np.ndarr
     return found
 
 
-def _check_same_images(gallery: Gallery, before: Gallery) -> None:
+def _check_same_images(gallery: FilesView, before: FilesView) -> None:
     """Raise an `InputError` if the gallery has vectors that an earlier state of it lacks."""
-    snapshot = gallery.snapshot
+    snapshot = gallery.state
     numbers = snapshot.stored.numbers_of(snapshot.live_rows())
-    added = int((before.snapshot.stored.rows_of(numbers) < 0).sum())
+    added = int((before.state.stored.rows_of(numbers) < 0).sum())
     if added:
         model = model_file(before.folder)
         remedy = f"`lookalike index rebuild {gallery.folder} --model {model} --drop-old`"
@@ -246,7 +246,9 @@ def _check_same_images(gallery: Gallery, before: Gallery) -> None:
         )
 
 
-def _replace(gallery: Gallery, change: _Change, before_swap: Callable[[], None], show_progress: bool) -> int:
+def _replace(
+    gallery: FilesView, change: _Change, before_swap: Callable[[], None], show_progress: bool
+) -> int:
     """Build the successor of a gallery in its draft, swap the two, and return the number of vectors.
 
     Args:
@@ -258,7 +260,7 @@ def _replace(gallery: Gallery, change: _Change, before_swap: Callable[[], None],
     folder, draft = gallery.folder.resolve(), _draft(gallery)
     shutil.rmtree(draft, ignore_errors=True)  # of an interrupted run
     copy_gallery(folder, draft)
-    new = Gallery(draft, runtime=change.runtime)
+    new = FilesView(draft, runtime=change.runtime)
     with new.store.writing():
         try:
             count = _convert(new, change, show_progress)
@@ -272,7 +274,7 @@ def _replace(gallery: Gallery, change: _Change, before_swap: Callable[[], None],
     return count
 
 
-def _convert(new: Gallery, change: _Change, show_progress: bool) -> int:
+def _convert(new: FilesView, change: _Change, show_progress: bool) -> int:
     """Change the copy of a gallery, inside `store.writing()`, and return the number of its vectors."""
     store, started = new.store, now()
     state = store.state()

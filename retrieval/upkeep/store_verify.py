@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from retrieval.galleries.database import StoreGallery
+from retrieval.galleries.database import DatabaseView
 from retrieval.progress import Progress
 from retrieval.text import pluralize
 from retrieval.upkeep.verify import PROBES, Problem, Verification, check_model
@@ -17,7 +17,7 @@ _FOUND = 0.9  # share of them that must be found first: the index is approximate
 _AGAIN = "index the images again with `lookalike index add`"
 
 
-def verify_store(gallery: StoreGallery, *, show_progress: bool = False) -> Verification:
+def verify_database(gallery: DatabaseView, *, show_progress: bool = False) -> Verification:
     """Check every item and vector of a collection, its index on some items, and the model.
 
     Args:
@@ -50,11 +50,11 @@ def verify_store(gallery: StoreGallery, *, show_progress: bool = False) -> Verif
     return Verification(items, vectors, 0, 0, problems, problems)
 
 
-def _is_unit(vector: np.ndarray, gallery: StoreGallery) -> bool:
+def _is_unit(vector: np.ndarray, gallery: DatabaseView) -> bool:
     return vector.shape == (gallery.manifest.dim,) and abs(float(vector @ vector) - 1) < _LENGTH_ERROR
 
 
-def _check_index(gallery: StoreGallery) -> Iterator[Problem]:
+def _check_index(gallery: DatabaseView) -> Iterator[Problem]:
     """Search some items by their own vectors."""
     stored = gallery.vectors(gallery.sample(_PROBES))
     if not stored:

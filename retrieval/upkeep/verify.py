@@ -12,7 +12,7 @@ import numpy as np
 
 from retrieval.errors import LookalikeError
 from retrieval.files import atomic_write, has_sha256, now, sha256_of
-from retrieval.galleries.files import Gallery
+from retrieval.galleries.files import FilesView
 from retrieval.model.embedder import Embedder
 from retrieval.model.runtime import Runtime
 from retrieval.progress import Progress
@@ -106,7 +106,7 @@ def verify(
     if repair and left:
         _repair(Store(folder), left)
     if repair and (salvaged or any(problem.repair == "index" for problem in left)):
-        gallery = Gallery(folder, runtime=runtime)
+        gallery = FilesView(folder, runtime=runtime)
         with gallery.store.writing():
             gallery.optimize_index(show_progress=show_progress)
     if repair and left:

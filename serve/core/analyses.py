@@ -15,12 +15,10 @@ import numpy as np
 from retrieval.analysis import tsne
 from retrieval.analysis.embeddings import embeddings_of
 from retrieval.curation.duplicate_groups import Group
-from retrieval.curation.duplicates import find_duplicates
 from retrieval.curation.suspects import Suspects, find_suspects
 from retrieval.curation.thinning import plan_thinning
 from retrieval.errors import InputError
 from retrieval.evaluation.report import Report
-from retrieval.galleries.database import StoreGallery, open_gallery
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.reports.folder import evaluate_and_keep
 from serve.core.reports import current_report
@@ -82,19 +80,6 @@ class GalleryMap:
     total: int
 
 
-def fixed_gallery(service: SearchService) -> SearchableGallery:
-    """Open the gallery for background work: its state does not change, and it uses one core.
-
-    One in a database has no states, and an embedded database cannot be opened twice.
-    """
-    gallery = service.gallery
-    return (
-        gallery
-        if isinstance(gallery, StoreGallery)
-        else open_gallery(service.folder, runtime=service.runtime)
-    )
-
-
 @contextmanager
 def hide_paths(service: SearchService) -> Iterator[None]:
     """Hide folder and database of the gallery in the errors raised inside."""
@@ -114,7 +99,7 @@ def evaluate(service: SearchService) -> Report:
         InputError: No image has a label, or the gallery is not writable.
     """
     with hide_paths(service):
-        gallery = fixed_gallery(service)
+        gallery = service.gallery.fixed()
         if current := current_report(gallery):
             return Report.load(current.folder)
         limit = max(_MIN_QUERIES, _MAX_COMPARISONS // max(1, len(gallery)))
@@ -133,9 +118,9 @@ def check_comparable(gallery: SearchableGallery, min_score: float) -> None:
 def near_duplicates(service: SearchService, min_score: float) -> FoundGroups:
     """Find the groups of near-duplicates; errors as for `check_comparable`."""
     with hide_paths(service):
-        gallery = fixed_gallery(service)
+        gallery = service.gallery.fixed()
         check_comparable(gallery, min_score)
-        groups = find_duplicates(gallery, min_score).groups
+        groups = gallery.duplicates(min_score).groups
         return FoundGroups(groups, gallery.manifest.uuid, gallery.state_digest())
 
 
@@ -153,7 +138,7 @@ def thinned_duplicates(service: SearchService, min_score: float, rule: str, limi
     """
     groups = near_duplicates(service, min_score).groups
     with hide_paths(service):
-        chosen = plan_thinning(fixed_gallery(service), groups[:limit], rule, min_score).surplus
+        chosen = plan_thinning(service.gallery.fixed(), groups[:limit], rule, min_score).surplus
     ids = {one.item.id for one in chosen}
     return [ThinnedGroup(group, [item.id for item in group.members if item.id in ids]) for group in groups]
 
@@ -165,7 +150,7 @@ def suspected_labels(service: SearchService, k: int, limit: int | None) -> Suspe
         InputError: The gallery is too large.
     """
     with hide_paths(service):
-        gallery = fixed_gallery(service)
+        gallery = service.gallery.fixed()
         if len(gallery) > MAX_VOTING:
             what = f"labels of more than {MAX_VOTING:,} images are not compared here"
             raise InputError(f"{what}: `lookalike check suspects` does it on the command line")
@@ -179,7 +164,7 @@ def embedding_map(service: SearchService, limit: int | None = None) -> GalleryMa
         InputError: There are no images, or too few for a map.
     """
     with hide_paths(service):
-        gallery = fixed_gallery(service)
+        gallery = service.gallery.fixed()
         found = gallery.embeddings(limit=limit or MAPPED)
         if not found.total:
             raise InputError("there are no images yet")

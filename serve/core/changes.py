@@ -14,7 +14,7 @@ import numpy as np
 
 from retrieval.errors import InputError, LockedError, LookalikeError, StoreError
 from retrieval.galleries.searchable import Item, item_values
-from retrieval.ingest.editor import Editor, open_editor
+from retrieval.ingest.editor import Editor
 from retrieval.ingest.uploads import StoredUpload, Upload
 from retrieval.search.where import is_text
 from retrieval.storage.records import StoredItem, Value
@@ -268,7 +268,7 @@ def _lock(service: SearchService, stack: ExitStack) -> Editor:
 
 def _open(service: SearchService) -> Editor:
     try:
-        return open_editor(service.gallery)
+        return service.gallery.editor()
     except InputError as error:  # its message has the path of the folder
         raise UnavailableError("the gallery cannot be read at the moment") from error
 

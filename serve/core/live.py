@@ -11,8 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from retrieval.errors import LookalikeError, StoreError
-from retrieval.galleries.database import open_gallery
-from retrieval.galleries.searchable import SearchableGallery
+from retrieval.gallery import Gallery
 from retrieval.model.embedder import Embedder
 from retrieval.model.runtime import Runtime
 from retrieval.model.sessions import CPU
@@ -35,7 +34,7 @@ class LiveState:
             model.
     """
 
-    gallery: SearchableGallery
+    gallery: Gallery
     embedder: Embedder | None
     embed: Callable[[np.ndarray], np.ndarray] | None
 
@@ -116,7 +115,7 @@ class LiveGallery:
 
     def _open(self) -> LiveState:
         """Open the gallery; load and check its model now, so that no request fails because of it."""
-        gallery = open_gallery(self._folder, runtime=self._runtime)
+        gallery = Gallery.open(self._folder, runtime=self._runtime)
         if not gallery.manifest.has_model:
             return LiveState(gallery, None, None)
         embedder = gallery.embedder

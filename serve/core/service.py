@@ -12,8 +12,8 @@ from PIL import Image
 
 from retrieval.analysis.heatmaps import Heatmaps, heatmaps_of_pixels
 from retrieval.errors import ConditionError, ImageError, InputError
-from retrieval.galleries.database import StoreGallery
 from retrieval.galleries.searchable import Hit, Item, SearchableGallery
+from retrieval.gallery import Gallery
 from retrieval.images.load import load_image
 from retrieval.images.preprocess import Box
 from retrieval.model.licenses import model_license
@@ -196,7 +196,7 @@ class SearchService:
         self._thumbnails: LRUCache[tuple[int, Original], Thumbnail] = LRUCache(_CACHED_THUMBNAILS)
 
     @property
-    def gallery(self) -> SearchableGallery:
+    def gallery(self) -> Gallery:
         """The last committed state of the gallery.
 
         Raises:
@@ -224,9 +224,7 @@ class SearchService:
             StoreError: It does not.
             UnavailableError: The gallery cannot be read.
         """
-        gallery = self.gallery
-        if isinstance(gallery, StoreGallery):
-            gallery.refresh()
+        self.gallery.check_reachable()
         return self.summary()
 
     def item(self, name: int | str) -> Item:

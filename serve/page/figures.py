@@ -14,7 +14,7 @@ from retrieval.analysis.embeddings import embeddings_of
 from retrieval.evaluation.gallery import check_labels
 from retrieval.reports.figures import render_figure
 from retrieval.reports.pages import figure_fragment
-from serve.core.analyses import fixed_gallery, hide_paths
+from serve.core.analyses import hide_paths
 from serve.core.background import Background
 from serve.core.errors import BusyError
 from serve.core.service import SearchService
@@ -75,7 +75,7 @@ class Figures:
 
     def _triplets(self) -> Markup:
         with hide_paths(self._service):
-            gallery = fixed_gallery(self._service)
+            gallery = self._service.gallery.fixed()
             check_labels(gallery)
             found = gallery.embeddings(labelled=True, limit=_COMPARED)
             embeddings = embeddings_of(gallery, found, self._service.name)

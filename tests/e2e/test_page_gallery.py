@@ -15,7 +15,6 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
 from retrieval import Gallery
-from retrieval.curation.duplicates import find_duplicates
 from retrieval.curation.suspects import find_suspects
 from tests.e2e.page_driver import below, search_with, visiting, watched
 from tests.e2e.page_gallery import ODD, colourful
@@ -159,7 +158,7 @@ def test_facts_and_statistics_match_the_images(page: Page, home: Path) -> None:
 def test_near_duplicates_match_the_command(page: Page, home: Path) -> None:
     on_its_tab(page, "Near-duplicates")
     page.get_by_role("button", name="Find near-duplicates").click()
-    groups = find_duplicates(Gallery(home), 0.95).groups
+    groups = Gallery(home).duplicates(0.95).groups
     expect(page.get_by_test_id("duplicates-status")).to_contain_text(f"{len(groups)} groups")
     listed = page.locator("#collection .group")
     found = [
@@ -210,7 +209,7 @@ def test_selection_by_range_is_labelled_exported_and_removed(free: Page, changed
 
 def test_one_of_each_group_stays(free: Page, changed: Server) -> None:
     gallery = Gallery(folder_of(changed))
-    groups = find_duplicates(gallery, 0.95).groups
+    groups = gallery.duplicates(0.95).groups
     on_its_tab(free, "Near-duplicates")
     free.get_by_label("Keep of each group").select_option("first")
     free.get_by_role("button", name="Find near-duplicates").click()

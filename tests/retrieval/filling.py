@@ -50,14 +50,14 @@ def commit(gallery: Gallery, names: list[str], seed: int = 0, **metadata: Value)
 
 def item_ids(gallery: Gallery) -> np.ndarray:
     """Return the ids of the live items, int64 [n], oldest vector first."""
-    return gallery.snapshot.item_ids(gallery.snapshot.live_rows())
+    return gallery.state.item_ids(gallery.state.live_rows())
 
 
 def contents(gallery: Gallery) -> dict[str, tuple[str | None, dict[str, Value], bytes]]:
     """Return label, metadata and vector bytes of all live items by key, in the committed state."""
     gallery.refresh()
     ids = item_ids(gallery)
-    vectors = gallery.snapshot.vectors(gallery.snapshot.rows_of(ids))
+    vectors = gallery.state.vectors(gallery.state.rows_of(ids))
     items = gallery.items(ids.tolist())
     return {
         items[i].key: (items[i].label, items[i].metadata, vector.tobytes())

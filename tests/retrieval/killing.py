@@ -34,7 +34,6 @@ import numpy as np
 from retrieval import Embedder, Gallery
 from retrieval.ingest.editor import FileEditor
 from retrieval.ingest.rebuild import rebuild
-from retrieval.ingest.transfer import import_vectors
 from retrieval.ingest.uploads import Upload, store_uploads
 from retrieval.model.layer import Layer
 from retrieval.search import index
@@ -108,7 +107,7 @@ def import_more(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary) / "more.npz"
         np.savez(file, vectors=unit_vectors(3, 9), id=np.array(["a1.jpg", "x", "y"]))
-        import_vectors(folder, file, name="random")
+        Gallery.import_vectors(folder, file, name="random")
 
 
 def snapshot(folder: Path) -> None:

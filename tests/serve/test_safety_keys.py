@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrieval.ingest.transfer import import_vectors
+from retrieval import Gallery
 from serve.app import create_app
 from serve.client import ApiError, Client
 from serve.core.service import SearchService
@@ -34,7 +34,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     np.save(folder / "v.npy", np.eye(len(KEYS), dtype=np.float32))
     with (folder / "v.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["path", "id"], *([f"{n}.png", key] for n, key in enumerate(KEYS))])
-    import_vectors(folder / "g", folder / "v.npy", name="somebody's")
+    Gallery.import_vectors(folder / "g", folder / "v.npy", name="somebody's")
     with answering(create_app(SearchService(folder / "g"), page=False)) as url, Client(url) as client:
         yield client
 

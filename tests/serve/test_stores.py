@@ -101,10 +101,9 @@ def test_commands_for_files_say_what_to_do_instead(built: Built, shop: Path, tmp
     for words, remedy in (
         (["sync", name, str(shop)], "index add"),
         (["sync", name], "index add"),
-        (["sync", name, str(shop), "--watch"], "index add"),
         (["rebuild", name, "--model", "m.onnx"], "build another collection"),
         (["optimize", name, "--compact"], "the database frees"),
-        (["snapshot", name, str(tmp_path / "copy")], "the backup of the database"),
+        (["snapshot", name, str(tmp_path / "copy")], "copy the folder as it is"),
         (["optimize", name, "--kind", "hnsw"], "give --recall alone"),
         (["verify", name, "--repair"], "omit --repair"),
     ):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from retrieval import Embedder, Gallery, open_gallery
+from retrieval import Embedder, Gallery
 from serve.app import create_app
 from serve.client import ApiError, Client
 from serve.core.service import SearchService
@@ -79,7 +79,7 @@ def test_gallery_in_a_database(tmp_path: Path, swatches: Path, pair_file: Path) 
     words = [str(tmp_path / "s"), str(swatches), "--model", str(pair_file), "--store", store]
     lookalike_here("index", "build", *words)
     assert found(str(tmp_path / "s"), "--text", "green", "-k", "1") == ["green"]
-    assert open_gallery(tmp_path / "s").embedder.has_text
+    assert Gallery.open(tmp_path / "s").embedder.has_text
     assert json.loads(lookalike_here("index", "info", str(tmp_path / "s"), "--json").stdout)["texts"]
 
 

@@ -131,7 +131,8 @@ def evaluate(
 
 
 def _evaluate_stored(target: Path, runtime: Runtime) -> Report:
-    from retrieval.galleries.database import is_gallery, open_gallery
+    from retrieval.galleries.database_folder import is_gallery
+    from retrieval.gallery import Gallery
     from retrieval.reports.folder import evaluate_and_keep
 
     if not target.exists():
@@ -140,4 +141,4 @@ def _evaluate_stored(target: Path, runtime: Runtime) -> Report:
         raise InputError(
             f"{target}: not a gallery; to evaluate a run or a model, pass labelled images by --data"
         )
-    return evaluate_and_keep(open_gallery(target, runtime=runtime), show_progress=True)
+    return evaluate_and_keep(Gallery.open(target, runtime=runtime), show_progress=True)

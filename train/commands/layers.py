@@ -9,8 +9,8 @@ import click
 
 from retrieval.cli import json_option, print_result
 from retrieval.commands.device_options import runtime_options
-from retrieval.commands.stores import open_files
 from retrieval.errors import InputError
+from retrieval.gallery import Gallery
 from retrieval.model.embedder import Embedder
 from retrieval.model.runtime import Runtime
 from train.layers.flow import GalleryTarget, ModelTarget, Outcome, run, undo
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from train.layers.measuring import Purpose
 
 _FILE = click.Path(path_type=Path)
-_ADAPT_DATABASE = "adapt the model file with --images, and build another collection with it"
-_TEACH_DATABASE = (
-    "teach a gallery in files of the same images, and build another collection with its model file"
-)
 _dry_run_option = click.option("--dry-run", is_flag=True, help="Measure the gain, and change nothing.")
 _drop_old_option = click.option("--drop-old", is_flag=True, help="Delete an earlier GALLERY.old.")
 
@@ -96,13 +92,13 @@ def adapt(
     overrate high powers, they choose among 0 and 0.25 only.
     """
     if is_undo:
-        _finish(ctx, undo(open_files(target, _ADAPT_DATABASE)), as_json)
+        _finish(ctx, undo(Gallery.open(target)), as_json)
         return
     source: GalleryTarget | ModelTarget
     if target.is_dir():
         if images is not None or out is not None:
             raise InputError("--images and --out: for a model file; a gallery has its own images")
-        gallery = open_files(target, _ADAPT_DATABASE, runtime)
+        gallery = Gallery.open(target, runtime=runtime)
         source = GalleryTarget(gallery, drop_old=drop_old or dry_run)
     elif not target.exists():
         raise InputError(f"{target}: there is no such gallery or model file")
@@ -198,14 +194,14 @@ def teach(
     columns a and b (ids or keys) and same (1 or 0). Of several decisions on a pair, the last one counts.
     """
     if is_undo:
-        _finish(ctx, undo(open_files(gallery, _TEACH_DATABASE)), as_json)
+        _finish(ctx, undo(Gallery.open(gallery)), as_json)
         return
     from train.layers.settings import parse_teaching
     from train.layers.teaching import fit_teaching
     from train.settings import parse_changes
 
     config = parse_teaching(parse_changes(overrides))
-    target = open_files(gallery, _TEACH_DATABASE, runtime)
+    target = Gallery.open(gallery, runtime=runtime)
     source = GalleryTarget(target, drop_old=drop_old or dry_run)
     outcome = run(source, lambda: fit_teaching(target, labels, purpose, config), dry_run=dry_run)
     _finish(ctx, outcome, as_json)

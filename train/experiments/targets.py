@@ -13,8 +13,9 @@ import numpy as np
 
 from retrieval.errors import InputError, LookalikeError
 from retrieval.evaluation.report import OFF_THE_SHELF
-from retrieval.galleries.database import is_gallery, open_gallery
+from retrieval.galleries.database_folder import is_gallery
 from retrieval.galleries.searchable import SearchableGallery
+from retrieval.gallery import Gallery
 from retrieval.images.decode import BATCH, EmbeddedFiles, embed_files
 from retrieval.images.preprocess import Preprocess
 from retrieval.machine.devices import Device
@@ -118,7 +119,7 @@ def open_target(target: Path, which: str | None, runtime: Runtime | None = None)
         InputError: It is none of these, or the device cannot be used.
     """
     runtime = runtime or Runtime()
-    gallery = open_gallery(target, runtime=runtime) if is_gallery(target) else None
+    gallery = Gallery.open(target, runtime=runtime) if is_gallery(target) else None
     if gallery is None and target.is_dir():
         return open_run(target, which, str(runtime.device), runtime.batch_size)
     if which is not None:

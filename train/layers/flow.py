@@ -20,7 +20,7 @@ import numpy as np
 from retrieval.cli import print_status
 from retrieval.errors import InputError
 from retrieval.files import now
-from retrieval.galleries.files import Gallery
+from retrieval.gallery import Gallery
 from retrieval.images.decode import embed_files
 from retrieval.ingest.sources import scan
 from retrieval.model.embedder import Embedder
@@ -28,7 +28,6 @@ from retrieval.model.layer import Layer
 from retrieval.progress import Progress
 from retrieval.storage.planning import ImageFile
 from retrieval.text import pluralize
-from retrieval.upkeep import reprojection
 from train.layers.folding import append_layer
 
 MOST_FITTED = 50_000  # vectors that a layer is fitted to without labels
@@ -104,11 +103,11 @@ class GalleryTarget:
         drop_old: An earlier NAME.old may be deleted.
 
     Raises:
-        InputError: As for `reprojection.check_projectable`.
+        InputError: As for `Gallery.check_projectable`.
     """
 
     def __init__(self, gallery: Gallery, *, drop_old: bool = False) -> None:
-        reprojection.check_projectable(gallery, drop_old=drop_old)
+        gallery.check_projectable(drop_old=drop_old)
         self.path, self.gallery, self._drop_old = gallery.folder, gallery, drop_old
 
     def images(self) -> Images:
@@ -132,8 +131,7 @@ class GalleryTarget:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / own.path.name
             append_layer(own.path, layer, file, note)
-            done = reprojection.reproject(
-                self.gallery,
+            done = self.gallery.reproject(
                 layer,
                 Embedder.open(file, own.runtime),
                 command=fit.command,
@@ -223,9 +221,9 @@ def undo(gallery: Gallery) -> Outcome:
     """Restore the model and the vectors of a gallery from before its last layer.
 
     Raises:
-        InputError, LookalikeError: As for `reprojection.undo`.
+        InputError, LookalikeError: As for `Gallery.undo_reprojection`.
     """
-    restored = reprojection.undo(gallery, show_progress=True)
+    restored = gallery.undo_reprojection(show_progress=True)
     facts = {"gallery": str(gallery.folder), "images": len(restored), "fingerprint": restored.fingerprint}
     images = pluralize(len(restored), "image")
     return Outcome(facts, [f"{gallery.folder}: restored, {images} with model {restored.fingerprint[:12]}"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from retrieval.errors import InputError
-from retrieval.galleries.files import Gallery
+from retrieval.galleries.searchable import SearchableGallery
 from retrieval.ingest.judgements import connected_components, read_judgements
 from retrieval.text import pluralize
 
@@ -37,7 +37,7 @@ class Lesson:
     contradictory: int
 
 
-def read_lesson(gallery: Gallery, labels: str) -> Lesson:
+def read_lesson(gallery: SearchableGallery, labels: str) -> Lesson:
     """Read labels and the stored vectors of their images.
 
     Args:
@@ -65,18 +65,25 @@ def read_lesson(gallery: Gallery, labels: str) -> Lesson:
     ids = np.array(sorted(of_item), np.int64)
     if len(ids) > MOST_LABELLED:
         ids = np.sort(np.random.default_rng(0).choice(ids, MOST_LABELLED, replace=False))
-    snapshot = gallery.snapshot
-    rows = snapshot.rows_of(ids)
-    ids, rows = ids[rows >= 0], rows[rows >= 0]
+    ids, vectors = _vectors_of(gallery, ids)
     classes = np.unique([str(of_item[item]) for item in ids.tolist()], return_inverse=True)[1]
     _, sizes = np.unique(classes, return_counts=True)
     if len(sizes) < 2 or sizes.max() < 2:
         few = f"{pluralize(len(ids), 'labelled image')} of {len(sizes)} class{'es' * (len(sizes) != 1)}"
         raise InputError(f"{gallery.folder}: {few}; label two classes or more, and two images of one of them")
-    others = np.setdiff1d(snapshot.live_rows(), rows)
+    others = np.setdiff1d(gallery.sample(len(gallery)), ids)
     if len(others) > _MOST_OTHERS:
         others = np.sort(np.random.default_rng(0).choice(others, _MOST_OTHERS, replace=False))
-    return Lesson(snapshot.vectors(rows), classes, snapshot.vectors(others), given, contradictory)
+    return Lesson(vectors, classes, _vectors_of(gallery, others)[1], given, contradictory)
+
+
+def _vectors_of(gallery: SearchableGallery, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ids that have a vector, int64 [n], and their vectors, float32 [n, D]."""
+    found = gallery.vectors(ids.tolist())
+    there = [number for number in ids.tolist() if number in found]
+    empty = np.empty((0, gallery.manifest.dim), np.float32)
+    vectors = np.stack([found[number] for number in there]) if there else empty
+    return np.array(there, np.int64), vectors
 
 
 def join_pairs(pairs: Sequence[tuple[int, int, bool]]) -> tuple[Mapping[int, int], int]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from retrieval.cli import print_status
 from retrieval.errors import InputError
-from retrieval.galleries.files import Gallery
+from retrieval.gallery import Gallery
 from retrieval.text import align_columns, pluralize
 from train.layers.components import fit_starts
 from train.layers.flow import MOST_FITTED, Fit

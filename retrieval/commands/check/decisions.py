@@ -9,8 +9,8 @@ import click
 
 from retrieval.cli import json_option, print_result
 from retrieval.errors import InputError
-from retrieval.galleries.database import is_gallery, open_gallery
-from retrieval.ingest.editor import open_editor
+from retrieval.galleries.database_folder import is_gallery
+from retrieval.gallery import Gallery
 from retrieval.ingest.judgements import read_judgements
 from retrieval.storage.decisions import Decision, DecisionLog
 from retrieval.text import align_columns, pluralize
@@ -59,7 +59,7 @@ def undo(gallery: Path, numbers: tuple[int, ...], as_json: bool) -> None:
       lookalike check undo shop.gallery 17 18
     """
     _check_gallery(gallery)
-    editor = open_editor(open_gallery(gallery))
+    editor = Gallery.open(gallery).editor()
     with editor.writing():
         changed = editor.undo(numbers)
     facts = {"gallery": str(gallery), "undone": list(numbers), "relabelled": changed}
@@ -85,8 +85,8 @@ def decide(gallery: Path, table: Path, dry_run: bool, as_json: bool) -> None:
       lookalike check decide shop.gallery suspects.csv
     """
     _check_gallery(gallery)
-    target = open_gallery(gallery)
-    editor = open_editor(target)
+    target = Gallery.open(gallery)
+    editor = target.editor()
     with editor.writing():
         target.refresh()
         judgements = read_judgements(table, target)

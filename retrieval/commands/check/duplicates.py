@@ -13,13 +13,10 @@ import click
 from retrieval.commands.check.findings import Findings, shows_findings
 from retrieval.commands.device_options import search_device_option
 from retrieval.commands.options import combine_options
-from retrieval.curation.duplicate_groups import Group
-from retrieval.curation.duplicates import find_duplicates
-from retrieval.curation.near_pairs import SampledRecall
-from retrieval.curation.thinning import RULES, Thinning, plan_thinning, remove_surplus
-from retrieval.errors import InputError
-from retrieval.galleries.database import StoreGallery, open_gallery
+from retrieval.curation.duplicate_groups import Group, NearDuplicates
+from retrieval.curation.thinning import RULES, Thinning, plan_thinning
 from retrieval.galleries.searchable import Item
+from retrieval.gallery import Gallery
 from retrieval.machine.devices import Device
 from retrieval.model.runtime import Runtime
 from retrieval.reports.sheet import SheetImage, SheetRow
@@ -95,14 +92,9 @@ def duplicates(
         raise click.UsageError("--across-labels, --remove and --dry-run need --keep")
     if dry_run and not remove:
         raise click.UsageError("--dry-run needs --remove")
-    target = open_gallery(gallery, runtime=Runtime(device))
-    in_store = isinstance(target, StoreGallery)
-    if exact and in_store:
-        raise InputError(
-            f"{gallery}: --exact needs the vectors in files; omit it, the database finds the pairs"
-        )
+    target = Gallery.open(gallery, runtime=Runtime(device))
     start = time.perf_counter()
-    search = find_duplicates(target, min_score, exact=exact, show_progress=True)
+    search = target.duplicates(min_score, exact=exact, show_progress=True)
     groups, recall = search.groups, search.recall
     images, seconds = len(target), time.perf_counter() - start
     found: dict[str, Any] = {
@@ -110,7 +102,7 @@ def duplicates(
         "images": images,
         "min_score": min_score,
         "seconds": round(seconds, 3),
-        "recall": recall.share if recall else None if in_store else 1.0,
+        "recall": recall.share if recall else 1.0 if search.complete else None,
         "recall_pairs": None if recall is None else recall.pairs,
         "groups": [
             {
@@ -127,11 +119,10 @@ def duplicates(
         thinning = plan_thinning(
             target, groups, keep, min_score, across_labels=across_labels, show_progress=True
         )
-        removed = remove_surplus(target, thinning) if remove and not dry_run and thinning.surplus else 0
+        removed = target.remove_surplus(thinning) if remove and not dry_run and thinning.surplus else 0
         table = _surplus(thinning, groups)
         found["thinning"] = _facts(keep, thinning, table) | {"removed": removed}
         lines += ["", _outcome(keep, thinning, removed, dry_run)]
-    pairs = "pairs that the database finds" if in_store else _describe(recall)
     return Findings(
         f"{gallery.name}: near-duplicates",
         summary(images, groups),
@@ -140,7 +131,7 @@ def duplicates(
         [_row(group) for group in groups[:limit]],
         _COLUMNS,
         table,
-        [f"compared {images} images in {seconds:.1f} s; {pairs}"],
+        [f"compared {images} images in {seconds:.1f} s; {_describe(search)}"],
     )
 
 
@@ -199,9 +190,10 @@ def _outcome(keep: str, thinning: Thinning, removed: int, dry_run: bool) -> str:
 # ---- text output
 
 
-def _describe(recall: SampledRecall | None) -> str:
+def _describe(search: NearDuplicates) -> str:
+    recall = search.recall
     if recall is None:
-        return "all pairs"
+        return "all pairs" if search.complete else "pairs that the database finds"
     if recall.share is None:
         return "no near-duplicates of the sampled images, so the recall is unknown"
     return f"recall {recall.share:.4f}, measured on {recall.pairs} pairs"

@@ -10,7 +10,7 @@ import click
 from retrieval.commands.check.findings import Findings, shows_findings
 from retrieval.commands.device_options import search_device_option
 from retrieval.curation.leakage import Leak, Leakage, find_leakage
-from retrieval.galleries.database import open_gallery
+from retrieval.gallery import Gallery
 from retrieval.machine.devices import Device
 from retrieval.model.runtime import Runtime
 from retrieval.reports.sheet import SheetImage, SheetRow
@@ -48,8 +48,8 @@ def leakage(train: Path, test: Path, min_score: float, limit: int, device: Devic
     """
     runtime = Runtime(device)
     found = find_leakage(
-        open_gallery(train, runtime=runtime),
-        open_gallery(test, runtime=runtime),
+        Gallery.open(train, runtime=runtime),
+        Gallery.open(test, runtime=runtime),
         min_score,
         show_progress=True,
     )

@@ -9,9 +9,8 @@ import click
 from retrieval.cli import json_option, print_result
 from retrieval.commands.check import duplicates, suspects
 from retrieval.commands.device_options import search_device_option
-from retrieval.curation.duplicates import find_duplicates
 from retrieval.curation.suspects import find_suspects
-from retrieval.galleries.database import open_gallery
+from retrieval.gallery import Gallery
 from retrieval.machine.devices import Device
 from retrieval.model.runtime import Runtime
 from retrieval.storage.decisions import DecisionLog
@@ -32,8 +31,8 @@ def overview(gallery: Path, device: Device, as_json: bool) -> None:
       lookalike check shop.gallery
       lookalike check overview shop.gallery --json
     """
-    target = open_gallery(gallery, runtime=Runtime(device))
-    alike = find_duplicates(target, show_progress=True).groups
+    target = Gallery.open(gallery, runtime=Runtime(device))
+    alike = target.duplicates(show_progress=True).groups
     doubtful = find_suspects(target, show_progress=True)
     decided = len(DecisionLog(target.folder).in_effect())
     facts = {

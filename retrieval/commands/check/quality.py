@@ -11,12 +11,12 @@ from typing import Any
 import click
 
 from retrieval.commands.check.findings import Findings, shows_findings
-from retrieval.commands.stores import open_files
 from retrieval.curation.quality import FAULTS, Finding, Inspection, inspect_gallery
 from retrieval.errors import InputError
 from retrieval.evaluation.report import json_lines
 from retrieval.files import now, write_texts
 from retrieval.galleries.searchable import Item
+from retrieval.gallery import Gallery
 from retrieval.reports.sheet import SheetImage, SheetRow, write_sheet
 from retrieval.text import align_columns, pluralize
 
@@ -67,7 +67,7 @@ def quality(gallery: Path, thresholds: dict[str, float], out: Path | None, limit
       lookalike check quality shop.gallery --sheet quality.html
       lookalike check quality shop.gallery --threshold tiny=200 --threshold dark=0.15 --list poor.csv
     """
-    target = open_files(gallery, "check a gallery of the same images in files")
+    target = Gallery.open(gallery)
     if out is not None:
         _create(out)
     start = time.perf_counter()

@@ -11,7 +11,7 @@ import click
 from retrieval.commands.check.findings import Findings, shows_findings
 from retrieval.commands.device_options import search_device_option
 from retrieval.curation.suspects import MAX_NEIGHBOURS, NEIGHBOURS, Suspect, Suspects, find_suspects
-from retrieval.galleries.database import open_gallery
+from retrieval.gallery import Gallery
 from retrieval.machine.devices import Device
 from retrieval.model.runtime import Runtime
 from retrieval.reports.sheet import SheetImage, SheetRow
@@ -52,7 +52,7 @@ def suspects(gallery: Path, k: int, limit: int | None, device: Device) -> Findin
       lookalike check suspects shop.gallery --limit 500 --list suspects.csv
     """
     found = find_suspects(
-        open_gallery(gallery, runtime=Runtime(device)), k=k, limit=limit, show_progress=True
+        Gallery.open(gallery, runtime=Runtime(device)), k=k, limit=limit, show_progress=True
     )
     return Findings(
         f"{gallery.name}: suspected labels",

@@ -15,7 +15,7 @@ from PIL import Image
 
 from retrieval.commands.options import parse_size
 from retrieval.evaluation.report import TRAINED_NOTE
-from retrieval.galleries.files import Gallery
+from retrieval.galleries.files import FilesView
 from retrieval.machine.devices import Device
 from retrieval.model.runtime import Runtime
 from retrieval.model.sessions import open_session
@@ -71,10 +71,10 @@ def test_every_gallery_of_a_command_is_on_the_given_device(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[Runtime | None] = []
-    init = Gallery.__init__
+    init = FilesView.__init__
 
     def record(
-        gallery: Gallery, folder: Path, *, root: Path | None = None, runtime: Runtime | None = None
+        gallery: FilesView, folder: Path, *, root: Path | None = None, runtime: Runtime | None = None
     ) -> None:
         opened.append(runtime)
         init(gallery, folder, root=root, runtime=runtime)
@@ -82,7 +82,7 @@ def test_every_gallery_of_a_command_is_on_the_given_device(
     build = ("index", "build", "g", "photos", "--model", "m.onnx")
     lookalike_here(*build, cwd=tmp_path)
     lookalike_here("index", "export", "g", "g.npy", cwd=tmp_path)
-    monkeypatch.setattr(Gallery, "__init__", record)
+    monkeypatch.setattr(FilesView, "__init__", record)
     for command in (
         build,
         ("index", "sync", "g", "photos"),

@@ -62,10 +62,10 @@ def test_index_is_built_extended_and_removed_as_asked_for(tmp_path: Path) -> Non
 def test_many_removed_vectors_are_left_out(tmp_path: Path) -> None:
     imported(tmp_path, 300, 1, "--kind", "ivf-sq8")
     gallery = Gallery(tmp_path / "g")
-    gallery.remove(gallery.snapshot.item_ids(np.arange(60)).tolist())
+    gallery.remove(gallery.state.item_ids(np.arange(60)).tolist())
     assert optimize(tmp_path)["done"] == "nothing", "a fifth"
     gallery.refresh()
-    gallery.remove(gallery.snapshot.item_ids(np.arange(60, 120)).tolist())
+    gallery.remove(gallery.state.item_ids(np.arange(60, 120)).tolist())
     again = optimize(tmp_path)
     assert (again["done"], again["reason"]) == ("built", "120 of its 300 vectors are dead")
     assert Gallery(tmp_path / "g").index.card["vectors"] == 180  # type: ignore[union-attr]
@@ -75,7 +75,7 @@ def test_compaction_drops_what_was_removed_and_keeps_the_index_whole(tmp_path: P
     imported(tmp_path, 300, 1, "--kind", "ivf-sq8")
     imported(tmp_path, 30, 2, "--prefix", "more")
     gallery = Gallery(tmp_path / "g")
-    gallery.remove(gallery.snapshot.item_ids(np.arange(40)).tolist())
+    gallery.remove(gallery.state.item_ids(np.arange(40)).tolist())
     found = optimize(tmp_path, "--compact")
     assert (found["compaction"]["dropped"], found["images"]) == (40, 290)
     facts = run("info", str(tmp_path / "g"))
@@ -87,7 +87,7 @@ def test_info_counts_the_vectors_outside_after_compaction(tmp_path: Path) -> Non
     imported(tmp_path, 300, 1, "--kind", "ivf-sq8")
     imported(tmp_path, 30, 2, "--prefix", "more")
     gallery = Gallery(tmp_path / "g")
-    gallery.remove(gallery.snapshot.item_ids(np.arange(40)).tolist())
+    gallery.remove(gallery.state.item_ids(np.arange(40)).tolist())
     compact(gallery)
     assert run("info", str(tmp_path / "g"))["outside_index"] == 30, "the index still holds 40 dropped ones"
 

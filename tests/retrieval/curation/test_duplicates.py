@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from retrieval import Gallery, InputError, LookalikeError
 from retrieval.curation import duplicates, near_pairs
-from retrieval.curation.duplicates import find_duplicates
 from retrieval.progress import Progress
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import FileStamp, NewItem
@@ -56,7 +55,7 @@ def make(
 
 
 def found(gallery: Gallery, min_score: float) -> set[frozenset[int]]:
-    groups = find_duplicates(gallery, min_score).groups
+    groups = gallery.duplicates(min_score).groups
     assert all(len(group.members) > 1 for group in groups)
     return {frozenset(int(item.key) for item in group.members) for group in groups}
 
@@ -108,13 +107,13 @@ def test_cells_find_the_groups_that_all_pairs_give(tmp_path: Path, monkeypatch: 
     with gallery.store.writing():
         gallery.store.remove(gallery.ids_of([str(i) for i in range(0, 3000, 10)]))
     gallery.refresh()
-    everything = find_duplicates(gallery, 0.9)
+    everything = gallery.duplicates(0.9)
     assert everything.recall is None
     monkeypatch.setattr(duplicates, "EXACT_UP_TO", 1000)
-    assert find_duplicates(gallery, 0.9, exact=True) == everything
+    assert gallery.duplicates(0.9, exact=True) == everything
     compared: list[int] = []
     monkeypatch.setattr(Progress, "update", lambda self, step, note="": compared.append(step))
-    found = find_duplicates(gallery, 0.9)
+    found = gallery.duplicates(0.9)
     assert sum(compared) < 5700**2 / 4, "fewer than half of all pairs"
     assert found.recall is not None
     assert found.recall.pairs > 100
@@ -129,7 +128,7 @@ def test_recall_is_that_of_the_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(duplicates, "EXACT_UP_TO", 100)
     monkeypatch.setattr(near_pairs, "_VISITED", (1,))
     vectors = crowd(4, 1500, 6)
-    found = find_duplicates(make(tmp_path / "g", vectors), 0.9)
+    found = make(tmp_path / "g", vectors).duplicates(0.9)
     group_of = {int(item.key): at for at, group in enumerate(found.groups) for item in group.members}
     a, b = np.nonzero(np.triu(vectors.astype(float) @ vectors.T.astype(float) >= 0.9, 1))
     together = [
@@ -149,7 +148,7 @@ def test_a_thousand_copies_are_one_group(tmp_path: Path) -> None:
 def test_identical_files_are_found_by_their_bytes(tmp_path: Path) -> None:
     vectors = np.eye(6, dtype=np.float32)
     gallery = make(tmp_path / "g", vectors, contents=["a", "b", "a", "", "", "b"])
-    groups = find_duplicates(gallery, 0.9).groups
+    groups = gallery.duplicates(0.9).groups
     assert [[item.key for item in group.members] for group in groups] == [["0", "2"], ["1", "5"]]
     assert all(group.identical for group in groups)
     assert [group.lowest for group in groups] == [0.0, 0.0]
@@ -158,7 +157,7 @@ def test_identical_files_are_found_by_their_bytes(tmp_path: Path) -> None:
 def test_chain_reports_its_lowest_score(tmp_path: Path) -> None:
     angles = np.radians([0, 10, 20, 30, 90])
     vectors = np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
-    (group,) = find_duplicates(make(tmp_path / "g", vectors, contents=["a", "a", "c", "d", "e"]), 0.98).groups
+    (group,) = make(tmp_path / "g", vectors, contents=["a", "a", "c", "d", "e"]).duplicates(0.98).groups
     assert [item.key for item in group.members] == ["0", "1", "2", "3"]
     assert group.lowest == pytest.approx(np.cos(np.radians(30)), abs=1e-6)
     assert not group.identical
@@ -170,7 +169,7 @@ def test_groups_across_labels_come_first(tmp_path: Path) -> None:
         vectors[2 * pair, 2 * pair] = 1
         vectors[2 * pair + 1, 2 * pair : 2 * pair + 2] = np.cos(angle), np.sin(angle)
     labels = ["a", "a", "a", "b", "c", "b", None, "a"]
-    groups = find_duplicates(make(tmp_path / "g", vectors, labels=labels), 0.9).groups
+    groups = make(tmp_path / "g", vectors, labels=labels).duplicates(0.9).groups
     order = [([item.key for item in group.members], group.labels) for group in groups]
     assert order[:2] == [(["4", "5"], ("b", "c")), (["2", "3"], ("a", "b"))]
     assert {tuple(labels) for _, labels in order[2:]} == {("a",)}, "no label disagrees with none"
@@ -189,7 +188,7 @@ def test_galleries_of_zero_or_one_image(tmp_path: Path, count: int) -> None:
 @pytest.mark.parametrize("wrong", [1.01, -2.0, float("nan")])
 def test_invalid_thresholds(tmp_path: Path, wrong: float) -> None:
     with pytest.raises(InputError, match="from -1 to 1"):
-        find_duplicates(make(tmp_path / "g", crowd(0, 3, 4)), wrong)
+        make(tmp_path / "g", crowd(0, 3, 4)).duplicates(wrong)
 
 
 def test_damaged_vector_raises(tmp_path: Path) -> None:
@@ -199,7 +198,7 @@ def test_damaged_vector_raises(tmp_path: Path) -> None:
     data[-3] ^= 1
     segment.write_bytes(data)
     with pytest.raises(LookalikeError, match=r"damaged.*verify"):
-        find_duplicates(Gallery.open(gallery.folder))
+        Gallery.open(gallery.folder).duplicates()
 
 
 @pytest.mark.slow

@@ -132,7 +132,7 @@ def test_an_index_makes_no_image_lonely(tmp_path: Path, monkeypatch: pytest.Monk
         gallery.build_index(IndexSpec("ivf-flat", recall=0.1))
     gallery.remove([str(i) for i in range(1500, 2000)])
     vectors = vectors[:1500]
-    scores, rows = gallery.snapshot.nearest(vectors, 2)
+    scores, rows = gallery.state.nearest(vectors, 2)
     (alone,) = (f for f in inspect_gallery(gallery, {"alone": 0.8}).findings if f.fault.name == "alone")
     true = vectors.astype(float) @ vectors.T.astype(float)
     np.fill_diagonal(true, -1)

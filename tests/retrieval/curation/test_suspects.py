@@ -145,7 +145,7 @@ def test_the_index_of_the_gallery_finds_the_neighbours(
     with gallery.store.writing():
         gallery.build_index(IndexSpec("hnsw"))
     used = []
-    snapshot = type(gallery.snapshot)
+    snapshot = type(gallery.state)
     propose = snapshot._propose
     monkeypatch.setattr(snapshot, "_exact_up_to", 0)
     monkeypatch.setattr(snapshot, "_propose", lambda *given, **how: used.append(1) or propose(*given, **how))

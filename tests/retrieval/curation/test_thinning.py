@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFilter
 
 from retrieval import Gallery, LookalikeError
-from retrieval.curation.duplicates import find_duplicates
-from retrieval.curation.thinning import plan_thinning, remove_surplus
+from retrieval.curation.thinning import plan_thinning
 from tests.conftest import draw, lookalike_here
 from tests.retrieval.curation.test_duplicates import crowd, make
 
@@ -33,7 +32,7 @@ def test_surplus_images_are_near_a_kept_one(
     contents = [str(c) for c in random.integers(0, 2 * count, count)]
     labels = [["a", "b", None][c] for c in random.choice(3, count, p=[0.6, 0.1, 0.3])]
     gallery = make(tmp_path_factory.mktemp("crowd") / "g", vectors, contents=contents, labels=labels)
-    groups = find_duplicates(gallery, min_score).groups
+    groups = gallery.duplicates(min_score).groups
     found = plan_thinning(gallery, groups, "first", min_score, across_labels=across_labels)
     near = (vectors @ vectors.T >= min_score - 1e-6) | (np.array(contents)[:, None] == np.array(contents))
     expected, left = {}, 0
@@ -55,7 +54,7 @@ def test_surplus_images_are_near_a_kept_one(
         i, j = int(one.item.key), int(one.kept.key)
         assert one.score == pytest.approx(min(1, vectors[i] @ vectors[j]), abs=1e-5)
         assert one.identical == (contents[i] == contents[j])
-    remove_surplus(gallery, found)
+    gallery.remove_surplus(found)
     kept_keys = {int(item.key) for item in gallery.items(list(range(1, count + 1))).values()}
     assert kept_keys == set(range(count)) - set(expected)
 
@@ -63,11 +62,11 @@ def test_surplus_images_are_near_a_kept_one(
 def test_nothing_is_removed_from_a_gallery_that_has_changed(tmp_path: Path) -> None:
     vectors = np.repeat(np.eye(2, 8, dtype=np.float32), 2, axis=0)
     gallery = make(tmp_path / "g", vectors)
-    found = plan_thinning(gallery, find_duplicates(gallery).groups, "first", 0.95)
+    found = plan_thinning(gallery, gallery.duplicates().groups, "first", 0.95)
     assert len(found.surplus) == 2
     Gallery.open(tmp_path / "g").remove(["0"])
     with pytest.raises(LookalikeError, match="changed while"):
-        remove_surplus(gallery, found)
+        gallery.remove_surplus(found)
     assert len(Gallery.open(tmp_path / "g")) == 3
 
 

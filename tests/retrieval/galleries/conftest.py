@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from retrieval import Embedder, Gallery
-from retrieval.galleries.database import StoreGallery
 from retrieval.galleries.searchable import SearchableGallery
+from retrieval.gallery import DatabaseGallery
 from retrieval.stores.address import PASSWORD
 from retrieval.stores.opening import parse_address
 from tests.conftest import draw
@@ -47,11 +47,9 @@ class Kind:
         """What it does not have: "like", or to compare "text order"."""
         return frozenset() if self.database is None else self.database.refuses
 
-    def create(self, folder: Path, model: Embedder) -> Gallery | StoreGallery:
+    def create(self, folder: Path, model: Embedder) -> Gallery:
         """Create an empty gallery."""
-        if self.database is None:
-            return Gallery.create(folder, model)
-        return StoreGallery.create(folder, model, parse_address(self.database.new_collection()))
+        return Gallery.create(folder, model, store=self.database and self.database.new_collection())
 
 
 @pytest.fixture(scope="session", params=KINDS)
@@ -91,7 +89,7 @@ class Catalogue(NamedTuple):
     table: Path
     rows: list[Row]
 
-    def add_to(self, gallery: Gallery | StoreGallery) -> Any:
+    def add_to(self, gallery: Gallery) -> Any:
         """Add all images with their metadata."""
         return gallery.add([self.folder], metadata=self.table)
 
@@ -149,9 +147,7 @@ def filled(
 
 
 @pytest.fixture
-def gallery(
-    kind: Kind, model: Embedder, catalogue: Catalogue, tmp_path: Path
-) -> Iterator[Gallery | StoreGallery]:
+def gallery(kind: Kind, model: Embedder, catalogue: Catalogue, tmp_path: Path) -> Iterator[Gallery]:
     """A gallery of `catalogue`, both of the test's own."""
     found = kind.create(tmp_path / "gallery", model)
     catalogue.add_to(found)
@@ -161,5 +157,5 @@ def gallery(
 
 def close(gallery: SearchableGallery) -> None:
     """Close the connections of a gallery in a database."""
-    if isinstance(gallery, StoreGallery):
+    if isinstance(gallery, DatabaseGallery):
         gallery.engine.close()

@@ -19,18 +19,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from retrieval import Embedder, Gallery, InputError
-from retrieval.curation.duplicates import find_duplicates
-from retrieval.galleries.database import StoreGallery, open_gallery
 from retrieval.galleries.searchable import Hit, SearchableGallery
-from retrieval.ingest.editor import open_editor
+from retrieval.gallery import DatabaseGallery
 from retrieval.search.calibration import DEPTH, NAME, Calibration, summary, write_calibration
 from retrieval.search.query import CANDIDATES, SearchOptions
 from retrieval.search.rerank import EXPANSION, expand, k_reciprocal
 from retrieval.storage.facets import Facet
 from retrieval.storage.listing import Order
 from retrieval.stores.opening import parse_address
-from retrieval.upkeep.store_verify import verify_store
-from retrieval.upkeep.verify import verify
 from tests.conftest import draw
 from tests.retrieval.galleries.conftest import COUNT, METADATA, Catalogue, Kind, Row, close
 from tests.retrieval.search.test_where import (
@@ -48,7 +44,6 @@ from tests.retrieval.search.test_where import (
 from tests.serve.model import write_model
 
 Filled = tuple[SearchableGallery, Catalogue]
-Owned = Gallery | StoreGallery
 
 
 # ---- brute force
@@ -479,12 +474,12 @@ def test_duplicates(filled: Filled, min_score: float) -> None:
     }
     expected = {frozenset(catalogue.rows[n].key for n in group) for group in groups if len(group) > 1}
     assert any({"item 0", "r/3.png"} <= group for group in expected)
-    found = find_duplicates(gallery, min_score)
+    found = gallery.duplicates(min_score)
     assert {frozenset(item.key for item in group.members) for group in found.groups} == expected
 
 
 def verification(gallery: SearchableGallery) -> tuple[int, int, list[Any]]:
-    done = verify_store(gallery) if isinstance(gallery, StoreGallery) else verify(gallery.folder)
+    done = gallery.verify()
     return done.items, done.vectors, done.problems
 
 
@@ -495,12 +490,12 @@ def test_verification(filled: Filled) -> None:
 # ---- changes
 
 
-def test_adding_again(gallery: Owned, catalogue: Catalogue) -> None:
+def test_adding_again(gallery: Gallery, catalogue: Catalogue) -> None:
     again = catalogue.add_to(gallery)
     assert (again.added, again.unchanged, again.bad) == (0, COUNT, [])
 
 
-def test_removal(gallery: Owned, catalogue: Catalogue) -> None:
+def test_removal(gallery: Gallery, catalogue: Catalogue) -> None:
     before, named = gallery.state_digest(), {"item 4", "r/9.png"}
     left = [row for row in catalogue.rows if row.key not in named and row.values["Brand"] != "zoo"]
     assert gallery.remove(sorted(named), where="Brand = 'zoo'") == COUNT - len(left)
@@ -516,10 +511,10 @@ def test_removal(gallery: Owned, catalogue: Catalogue) -> None:
     assert verification(gallery)[::2] == (len(left), [])
 
 
-def test_amendment(gallery: Owned, catalogue: Catalogue) -> None:
+def test_amendment(gallery: Gallery, catalogue: Catalogue) -> None:
     (number,) = gallery.ids_of(["item 12"])
     (item,) = gallery.stored_items([number])
-    editor = open_editor(gallery)
+    editor = gallery.editor()
     with editor.writing():
         editor.amend(item, "new", {"price": 99.5, "added": None, "colour": "red"})
     gallery.refresh()
@@ -532,7 +527,7 @@ def test_amendment(gallery: Owned, catalogue: Catalogue) -> None:
         editor.amend(item, "new", {"price": "cheap"})
 
 
-def test_changed_file_keeps_its_id(gallery: Owned, catalogue: Catalogue, model: Embedder) -> None:
+def test_changed_file_keeps_its_id(gallery: Gallery, catalogue: Catalogue, model: Embedder) -> None:
     path = catalogue.folder / "r" / "0.png"
     number = gallery.ids_of(["item 0"])[0]
     vector = gallery.vector(number)
@@ -547,22 +542,22 @@ def test_changed_file_keeps_its_id(gallery: Owned, catalogue: Catalogue, model: 
     assert gallery.item(number).metadata == catalogue.rows[0].metadata
 
 
-def test_reopened(gallery: Owned, catalogue: Catalogue) -> None:
+def test_reopened(gallery: Gallery, catalogue: Catalogue) -> None:
     """What another process sees; one process at a time has an embedded database open."""
     before = contents(gallery)
     close(gallery)
-    again = open_gallery(gallery.folder)
+    again = Gallery.open(gallery.folder)
     assert contents(again) == before
     assert again.search(catalogue.folder / "g" / "1.png", 1)[0].key == "g/1.png"
     close(again)
 
 
 def test_second_folder_sees_what_the_first_changes(
-    gallery: Owned, kind: Kind, model: Embedder, tmp_path: Path
+    gallery: Gallery, kind: Kind, model: Embedder, tmp_path: Path
 ) -> None:
-    if not isinstance(gallery, StoreGallery) or kind.database is None or kind.database.server.embedded:
+    if not isinstance(gallery, DatabaseGallery) or kind.database is None or kind.database.server.embedded:
         pytest.skip("only of servers")
-    second = StoreGallery.connect(tmp_path / "second", model, parse_address(gallery.address))
+    second = DatabaseGallery.connect(tmp_path / "second", model, parse_address(gallery.address))
     gallery.remove(["item 4"])
     assert contents(second) == contents(gallery)
     close(second)
@@ -573,11 +568,11 @@ def test_another_model_is_refused(filled: Filled, tmp_path: Path, model: Embedde
     other = Embedder(write_model(tmp_path / "other.onnx", "another"))
     with pytest.raises(InputError):
         gallery.check_model(other)
-    if isinstance(gallery, StoreGallery):
+    if isinstance(gallery, DatabaseGallery):
         address = parse_address(gallery.address)
         with pytest.raises(InputError, match="pass the model file that it was built with"):
-            StoreGallery.connect(tmp_path / "g", other, address)
+            DatabaseGallery.connect(tmp_path / "g", other, address)
         with pytest.raises(InputError, match="the collection exists"):
-            StoreGallery.create(tmp_path / "h", model, address)
+            Gallery.create(tmp_path / "h", model, store=address)
         assert not (tmp_path / "g").exists()
         assert not (tmp_path / "h").exists()

@@ -96,7 +96,7 @@ def large(tmp_path: Path) -> Path:
 def contents(folder: Path) -> tuple[list[Any], np.ndarray]:
     """Return all items in order of their ids, and their vectors."""
     gallery = Gallery(folder)
-    ids = sorted(gallery.snapshot.item_ids(gallery.snapshot.live_rows()).tolist())
+    ids = sorted(gallery.state.item_ids(gallery.state.live_rows()).tolist())
     items = [item._replace(vector=None) for item in gallery.store.items(ids)]
     return items, np.array([gallery.vector(id) for id in ids])
 
@@ -180,6 +180,6 @@ def test_failures_cost_one_block_each(machines: Machines, large: Path, tmp_path:
     assert len(again) <= 2  # the blocks of the worker and of the machine, which may be the same one
     assert all(name.endswith(("-1", "-2")) for name in again)
     assert len(machines.others) == 1
-    vectors = gallery.snapshot.vectors(gallery.snapshot.live_rows())
+    vectors = gallery.state.vectors(gallery.state.live_rows())
     expected = gallery.embedder.embed(large / "00.png")
     np.testing.assert_allclose(vectors, np.repeat(expected, IMAGES, axis=0), atol=1e-5)

@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 
 from retrieval import Gallery, InputError, LookalikeError
-from retrieval.curation.duplicates import find_duplicates
 from retrieval.curation.suspects import find_suspects
-from retrieval.curation.thinning import plan_thinning, remove_surplus
-from retrieval.ingest.editor import open_editor
+from retrieval.curation.thinning import plan_thinning
 from retrieval.ingest.replay import replay
 from retrieval.ingest.sync import folder_difference, sync, update
 from retrieval.storage.decisions import FILE, DecisionLog
@@ -47,7 +45,7 @@ def labels(folder: Path) -> dict[str, str | None]:
 
 def decide(folder: Path, *, relabel: str | None = None, remove: str | None = None) -> None:
     gallery = Gallery(folder / "g")
-    editor = open_editor(gallery)
+    editor = gallery.editor()
     with editor.writing():
         if relabel:
             (item,) = editor.stored_items(gallery.ids_of([relabel]))
@@ -120,15 +118,15 @@ def test_commands_log_what_they_remove(shop: Path) -> None:
     lookalike_here("index", "remove", str(shop / "g"), "red/1.png", code=2)  # no such item any more
     assert [one.key for one in DecisionLog(shop / "g").read()] == ["red/1.png"]
     gallery = Gallery(shop / "g")
-    found = plan_thinning(gallery, find_duplicates(gallery, -1.0).groups, "first", -1.0, across_labels=True)
-    remove_surplus(gallery, found)
+    found = plan_thinning(gallery, gallery.duplicates(-1.0).groups, "first", -1.0, across_labels=True)
+    gallery.remove_surplus(found)
     gone = {one.key for one in DecisionLog(shop / "g").in_effect()}
     assert gone == {"red/1.png", *(one.item.key for one in found.surplus)}
     assert len(gone) > 1
 
 
 def test_a_refused_change_is_withdrawn(shop: Path) -> None:
-    editor = open_editor(Gallery(shop / "g"))
+    editor = Gallery(shop / "g").editor()
     with editor.writing():
         (item,) = editor.stored_items([1])
         with pytest.raises(InputError):
@@ -151,7 +149,7 @@ def test_confirmed_labels_are_not_suspected(tmp_path: Path) -> None:
     vectors = unit(np.array([[1, 0.01], [1, 0], [1, 0.2], [0, 1], [0.01, 1]]))
     gallery = make(tmp_path / "g", vectors, labels=["a", "a", "b", "b", "b"])
     assert [one.item.key for one in find_suspects(gallery, k=2, limit=9).suspects] == ["2"]
-    editor = open_editor(gallery)
+    editor = gallery.editor()
     with editor.writing():
         editor.keep(editor.stored_items(gallery.ids_of(["2"]))[0])
     found = find_suspects(gallery, k=2, limit=9)

@@ -17,7 +17,7 @@ import pytest
 
 from retrieval import Gallery, InputError, LookalikeError
 from retrieval.ingest import vector_items
-from retrieval.ingest.transfer import AT_ONCE, ImportResult, export_vectors, import_vectors
+from retrieval.ingest.transfer import AT_ONCE, ImportResult
 from retrieval.ingest.vector_files import open_vectors
 from retrieval.ingest.vector_items import VectorItems
 from retrieval.progress import Stage, progress_listener
@@ -40,8 +40,8 @@ def gallery(tmp_path: Path) -> Gallery:
 
 @pytest.mark.parametrize("name", ["out.parquet", "out.npy"])
 def test_round_trip(gallery: Gallery, tmp_path: Path, name: str) -> None:
-    assert export_vectors(gallery, tmp_path / name) == 4
-    assert import_vectors(tmp_path / "new", tmp_path / name, name="random") == ImportResult(4)
+    assert gallery.export(tmp_path / name) == 4
+    assert Gallery.import_vectors(tmp_path / "new", tmp_path / name, name="random") == ImportResult(4)
     there, back = contents(gallery), contents(Gallery(tmp_path / "new"))
     assert {key: value[:2] for key, value in back.items()} == {key: value[:2] for key, value in there.items()}
     assert {key: value[2] for key, value in back.items()} == {key: value[2] for key, value in there.items()}
@@ -50,12 +50,12 @@ def test_round_trip(gallery: Gallery, tmp_path: Path, name: str) -> None:
 
 
 def test_export_is_readable_by_other_programs(gallery: Gallery, tmp_path: Path) -> None:
-    export_vectors(gallery, tmp_path / "out.parquet")
+    gallery.export(tmp_path / "out.parquet")
     table = pq.read_table(tmp_path / "out.parquet")
     assert table.column("id").to_pylist() == ["a.jpg", "c.jpg", "d.jpg", "e.jpg"]
     assert table.column("price").to_pylist() == [2, 2, 2.5, 2.5]
     vectors = np.stack(table.column("vector").to_numpy())
-    export_vectors(gallery, tmp_path / "out.npy")
+    gallery.export(tmp_path / "out.npy")
     np.testing.assert_array_equal(vectors, np.load(tmp_path / "out.npy"))
     np.testing.assert_array_equal(vectors[:1], unit_vectors(3)[:1])
     assert not list(tmp_path.glob("*.tmp*"))
@@ -66,19 +66,19 @@ def test_damaged_facts_are_not_exported(gallery: Gallery, tmp_path: Path, suffix
     with closing(sqlite3.connect(gallery.folder / "gallery.db")) as db, db:
         db.execute("UPDATE metadata SET price = 7 WHERE id = 3")
     with pytest.raises(LookalikeError, match="item 3: its facts"):
-        export_vectors(gallery, tmp_path / f"out{suffix}")
+        gallery.export(tmp_path / f"out{suffix}")
     assert not list(tmp_path.glob("out*"))
 
 
 def test_import_of_several_batches(tmp_path: Path) -> None:
     vectors = unit_vectors(AT_ONCE + 7) * 3
     np.savez(tmp_path / "in.npz", vectors=vectors, ids=np.arange(len(vectors)) + 100)
-    assert import_vectors(tmp_path / "g", tmp_path / "in.npz", name="x") == ImportResult(len(vectors))
+    assert Gallery.import_vectors(tmp_path / "g", tmp_path / "in.npz", name="x") == ImportResult(len(vectors))
     gallery = Gallery(tmp_path / "g")
     hit = gallery.search_vectors(vectors[-1:] / 3, 1)[0][0]
     assert (hit.key, hit.path) == (str(len(vectors) + 99), "")
     assert hit.score == pytest.approx(1)
-    again = import_vectors(tmp_path / "g", tmp_path / "in.npz", name="x")
+    again = Gallery.import_vectors(tmp_path / "g", tmp_path / "in.npz", name="x")
     assert again == ImportResult(0, len(vectors)), "items with the same ids are replaced"
     assert len(Gallery(tmp_path / "g")) == len(vectors)
     with pytest.raises(InputError, match="external embedding"):
@@ -93,20 +93,20 @@ def save(path: Path, vectors: np.ndarray) -> Path:
 def test_vectors_without_ids_never_replace_others(tmp_path: Path) -> None:
     many = unit_vectors(8)
     folder = tmp_path / "g"
-    assert import_vectors(folder, save(tmp_path / "a.npy", many[:3]), name="x") == ImportResult(3)
-    assert import_vectors(folder, save(tmp_path / "b.npy", many[3:5]), name="x") == ImportResult(2)
+    assert Gallery.import_vectors(folder, save(tmp_path / "a.npy", many[:3]), name="x") == ImportResult(3)
+    assert Gallery.import_vectors(folder, save(tmp_path / "b.npy", many[3:5]), name="x") == ImportResult(2)
     keys = ["a-000000001", "a-000000002", "a-000000003", "b-000000001", "b-000000002"]
     assert_vectors(folder, keys, many[:5])
-    assert import_vectors(folder, tmp_path / "a.npy", name="x") == ImportResult(unchanged=3)
+    assert Gallery.import_vectors(folder, tmp_path / "a.npy", name="x") == ImportResult(unchanged=3)
     save(tmp_path / "a.npy", np.concatenate([many[:3], many[5:]]))
-    assert import_vectors(folder, tmp_path / "a.npy", name="x") == ImportResult(3, unchanged=3)
+    assert Gallery.import_vectors(folder, tmp_path / "a.npy", name="x") == ImportResult(3, unchanged=3)
     (tmp_path / "other").mkdir()
     other = save(tmp_path / "other" / "a.npy", many[::-1])
     before = contents(Gallery(folder))
     with pytest.raises(InputError, match=r"other vectors under the keys a-000000001 to .*--prefix"):
-        import_vectors(folder, other, name="x")
+        Gallery.import_vectors(folder, other, name="x")
     assert contents(Gallery(folder)) == before
-    assert import_vectors(folder, other, name="x", prefix="c") == ImportResult(8)
+    assert Gallery.import_vectors(folder, other, name="x", prefix="c") == ImportResult(8)
     found = contents(Gallery(folder))
     assert len(found) == 16
     assert {key: found[key] for key in before} == before
@@ -116,9 +116,9 @@ def test_removed_vectors_without_ids(tmp_path: Path) -> None:
     """An import neither brings them back nor takes another row for theirs, and continues after the last."""
     vectors = unit_vectors(6)
     source = save(tmp_path / "a.npy", vectors)
-    import_vectors(tmp_path / "g", source, name="x")
+    Gallery.import_vectors(tmp_path / "g", source, name="x")
     Gallery(tmp_path / "g").remove(["a-000000002", "a-000000006"])
-    assert import_vectors(tmp_path / "g", source, name="x") == ImportResult(1, unchanged=5)
+    assert Gallery.import_vectors(tmp_path / "g", source, name="x") == ImportResult(1, unchanged=5)
     keys = [f"a-{row:09}" for row in (1, 3, 4, 5, 6)]
     assert_vectors(tmp_path / "g", keys, vectors[[0, 2, 3, 4, 5]])
 
@@ -145,7 +145,7 @@ def test_killed_import_leaves_the_first_rows_and_continues(tmp_path: Path, step:
     keys = keys if with_ids else [f"in-{row:09}" for row in range(1, 101)]
     assert_vectors(tmp_path / "g", keys[:left], vectors[:left])
     expected = ImportResult(100 - left, left) if with_ids else ImportResult(100 - left, 0, left)
-    assert import_vectors(tmp_path / "g", tmp_path / "in.npz", name="x") == expected
+    assert Gallery.import_vectors(tmp_path / "g", tmp_path / "in.npz", name="x") == expected
     assert_vectors(tmp_path / "g", keys, vectors)
     assert not verify(tmp_path / "g").problems
 
@@ -154,6 +154,7 @@ def test_killed_import_leaves_the_first_rows_and_continues(tmp_path: Path, step:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+from retrieval import Gallery
 from retrieval.ingest import transfer, vector_items
 from retrieval.storage import segments
 from retrieval.storage.store import Store
@@ -173,7 +174,7 @@ def kill_after(*arguments):
 
 
 setattr(owner, name, kill_after)
-transfer.import_vectors(Path(folder), Path(source), name="x")
+Gallery.import_vectors(Path(folder), Path(source), name="x")
 """
 
 
@@ -187,22 +188,22 @@ def test_interrupted_import_is_recorded(tmp_path: Path, monkeypatch: pytest.Monk
             raise KeyboardInterrupt
 
     with progress_listener(interrupt), pytest.raises(KeyboardInterrupt):
-        import_vectors(tmp_path / "g", source, name="x")
+        Gallery.import_vectors(tmp_path / "g", source, name="x")
     gallery = Gallery(tmp_path / "g")
     assert len(gallery) == 20
     assert gallery.info()["runs"][0]["counts"] == {"added": 20, "replaced": 0, "unchanged": 0}
-    assert import_vectors(tmp_path / "g", source, name="x") == ImportResult(15, unchanged=20)
+    assert Gallery.import_vectors(tmp_path / "g", source, name="x") == ImportResult(15, unchanged=20)
 
 
 def test_imported_vectors_are_indexed(tmp_path: Path) -> None:
     source, folder = save(tmp_path / "a.npy", unit_vectors(2000)), tmp_path / "g"
-    import_vectors(folder, source, name="x", index=IndexSpec("sq8"))
+    Gallery.import_vectors(folder, source, name="x", index=IndexSpec("sq8"))
     gallery = Gallery(folder)
     assert gallery.index is not None
     assert (gallery.index.card["kind"], gallery.outside_index) == ("sq8", 0)
-    import_vectors(folder, save(tmp_path / "b.npy", unit_vectors(5, seed=1)), name="x")
+    Gallery.import_vectors(folder, save(tmp_path / "b.npy", unit_vectors(5, seed=1)), name="x")
     assert Gallery(folder).outside_index == 5, "a few new vectors are searched exactly"
-    import_vectors(folder, save(tmp_path / "c.npy", unit_vectors(10_100, seed=2)), name="x")
+    Gallery.import_vectors(folder, save(tmp_path / "c.npy", unit_vectors(10_100, seed=2)), name="x")
     assert Gallery(folder).outside_index == 0, "many are added to the index"
 
 
@@ -210,10 +211,10 @@ def test_float16_storage(tmp_path: Path) -> None:
     """Vectors and scores are those of the rounded vectors, and all operations keep the type."""
     vectors = unit_vectors(300)
     source, folder = save(tmp_path / "a.npy", vectors), tmp_path / "g"
-    import_vectors(folder, source, name="x", storage="float16")
+    Gallery.import_vectors(folder, source, name="x", storage="float16")
     with pytest.raises(InputError, match="stores float16; omit --storage"):
-        import_vectors(folder, source, name="x", storage="float32", prefix="b")
-    assert import_vectors(folder, source, name="x") == ImportResult(unchanged=300)
+        Gallery.import_vectors(folder, source, name="x", storage="float32", prefix="b")
+    assert Gallery.import_vectors(folder, source, name="x") == ImportResult(unchanged=300)
     gallery = Gallery(folder)
     assert gallery.info()["storage"] == "float16"
     rounded = vectors.astype(np.float16).astype(np.float32)
@@ -228,7 +229,7 @@ def test_float16_storage(tmp_path: Path) -> None:
     compact(Gallery(folder))
     assert not verify(folder).problems
     assert_vectors(folder, [f"a-{row:09}" for row in range(2, 301)], rounded[1:])
-    export_vectors(Gallery(folder), tmp_path / "out.npy")
+    Gallery(folder).export(tmp_path / "out.npy")
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), rounded[1:])
 
 
@@ -238,11 +239,11 @@ def test_same_ids_in_distant_rows_are_found(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(vector_items, "hash", lambda key: len(key), raising=False)  # equal for all
     ids = [f"k{row:02}" for row in range(30)]
     np.savez(tmp_path / "in.npz", vectors=unit_vectors(30), id=np.array(ids))
-    assert import_vectors(tmp_path / "g", tmp_path / "in.npz", name="x") == ImportResult(30)
+    assert Gallery.import_vectors(tmp_path / "g", tmp_path / "in.npz", name="x") == ImportResult(30)
     ids[25] = "k03"
     np.savez(tmp_path / "in.npz", vectors=unit_vectors(30), id=np.array(ids))
     with pytest.raises(InputError, match="row 26: the id 'k03' is already used"):
-        import_vectors(tmp_path / "g2", tmp_path / "in.npz", name="x")
+        Gallery.import_vectors(tmp_path / "g2", tmp_path / "in.npz", name="x")
 
 
 def test_table_beside_an_array(tmp_path: Path) -> None:
@@ -255,7 +256,7 @@ def test_table_beside_an_array(tmp_path: Path) -> None:
         "3,a,7,,,12\n"
         '4,b,8,4,"two\nlines",5\n'
     )
-    import_vectors(tmp_path / "g", tmp_path / "in.npy", name="x")
+    Gallery.import_vectors(tmp_path / "g", tmp_path / "in.npy", name="x")
     found = contents(Gallery(tmp_path / "g"))
     assert {key: value[:2] for key, value in found.items()} == {
         "1": ("a", {"sku": "0017", "price": 1.0, "size": 3}),
@@ -266,13 +267,13 @@ def test_table_beside_an_array(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("id,price\n1,2\n2,3\n3,cheap\n4,\n")
     before = contents(Gallery(tmp_path / "g"))
     with pytest.raises(InputError, match="column 'price' is text, but number in the gallery"):
-        import_vectors(tmp_path / "g", tmp_path / "in.npy", name="x")
+        Gallery.import_vectors(tmp_path / "g", tmp_path / "in.npy", name="x")
     (tmp_path / "in.csv").write_text("id,price\n1,2\n,3\n3,1\n4,\n")
     with pytest.raises(InputError, match="row 2: no id and no path"):
-        import_vectors(tmp_path / "g", tmp_path / "in.npy", name="x")
+        Gallery.import_vectors(tmp_path / "g", tmp_path / "in.npy", name="x")
     (tmp_path / "in.csv").write_text("id,price\n1,2\n2,3\n")
     with pytest.raises(InputError, match=r"2 rows, but in\.npy has 4 vectors"):
-        import_vectors(tmp_path / "g", tmp_path / "in.npy", name="x")
+        Gallery.import_vectors(tmp_path / "g", tmp_path / "in.npy", name="x")
     assert contents(Gallery(tmp_path / "g")) == before
 
 
@@ -308,8 +309,8 @@ def test_import_with_a_model_allows_search_by_image(tmp_path: Path) -> None:
     draw(1).save(tmp_path / "x.png")
     whole = Gallery.create(tmp_path / "whole", model)
     whole.add([tmp_path / "x.png"])
-    export_vectors(whole, tmp_path / "out.parquet")
-    import_vectors(tmp_path / "new", tmp_path / "out.parquet", model=model)
+    whole.export(tmp_path / "out.parquet")
+    Gallery.import_vectors(tmp_path / "new", tmp_path / "out.parquet", model=model)
     (hit,) = Gallery(tmp_path / "new").search(draw(1))
     assert hit.path == str(tmp_path / "x.png")
     assert hit.score == pytest.approx(1, abs=1e-5)
@@ -344,10 +345,12 @@ def test_invalid_vectors_change_nothing(
     before = contents(gallery)
     np.savez(tmp_path / "in.npz", **arrays)
     with pytest.raises(InputError, match=message):
-        import_vectors(gallery.folder, tmp_path / "in.npz", name="random")
+        Gallery.import_vectors(gallery.folder, tmp_path / "in.npz", name="random")
     assert contents(gallery) == before
     with pytest.raises(InputError):
-        import_vectors(tmp_path / "new", tmp_path / "in.npz", name="random" if len(arrays) > 1 else None)
+        Gallery.import_vectors(
+            tmp_path / "new", tmp_path / "in.npz", name="random" if len(arrays) > 1 else None
+        )
     assert not (tmp_path / "new").exists()
 
 
@@ -368,23 +371,23 @@ def test_other_files_are_rejected(gallery: Gallery, tmp_path: Path) -> None:
         "y.npy",
     ):
         with pytest.raises(InputError, match=name):
-            import_vectors(tmp_path / "new", tmp_path / name, name="x")
+            Gallery.import_vectors(tmp_path / "new", tmp_path / name, name="x")
         assert not (tmp_path / "new").exists()
     with pytest.raises(InputError, match=r"\.parquet or \.npy"):
-        export_vectors(gallery, tmp_path / "x.csv")
+        gallery.export(tmp_path / "x.csv")
 
 
 def test_origin_of_the_vectors_is_required(gallery: Gallery, tmp_path: Path) -> None:
     np.save(tmp_path / "in.npy", unit_vectors(2))
     with pytest.raises(InputError, match="--embedding 'random'"):
-        import_vectors(gallery.folder, tmp_path / "in.npy", name="clip")
+        Gallery.import_vectors(gallery.folder, tmp_path / "in.npy", name="clip")
     with pytest.raises(InputError, match="--embedding NAME"):
-        import_vectors(tmp_path / "new", tmp_path / "in.npy")
+        Gallery.import_vectors(tmp_path / "new", tmp_path / "in.npy")
     with pytest.raises(InputError, match="built with random"):
-        import_vectors(gallery.folder, tmp_path / "in.npy", model=write_model(tmp_path / "m.onnx"))
+        Gallery.import_vectors(gallery.folder, tmp_path / "in.npy", model=write_model(tmp_path / "m.onnx"))
     np.save(tmp_path / "in.npy", np.ones((2, 3)))
     with pytest.raises(InputError, match="48 dimensions, but the vectors have 3"):
-        import_vectors(tmp_path / "new", tmp_path / "in.npy", model=tmp_path / "m.onnx")
+        Gallery.import_vectors(tmp_path / "new", tmp_path / "in.npy", model=tmp_path / "m.onnx")
 
 
 def test_export_and_import_commands(gallery: Gallery, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import pytest
 from retrieval import Gallery
 from retrieval.ingest.rebuild import rebuild
 from retrieval.ingest.sync import sync, update
-from retrieval.ingest.transfer import export_vectors, import_vectors
 from retrieval.ingest.uploads import Upload, store_uploads
 from retrieval.model.embedder import Embedder
 from retrieval.storage import database
@@ -105,8 +104,10 @@ def test_file_with_the_bytes_of_an_upload_is_a_copy(grown: Gallery, tmp_path: Pa
 @pytest.mark.parametrize("suffix", [".parquet", ".npy"])
 def test_export_and_import_of_uploads(grown: Gallery, tmp_path: Path, suffix: str) -> None:
     before = everything(grown)
-    export_vectors(grown, tmp_path / f"out{suffix}")
-    import_vectors(grown.folder, tmp_path / f"out{suffix}", model=grown.folder / "model" / "model.onnx")
+    grown.export(tmp_path / f"out{suffix}")
+    Gallery.import_vectors(
+        grown.folder, tmp_path / f"out{suffix}", model=grown.folder / "model" / "model.onnx"
+    )
     grown.refresh()
     after = everything(grown)
     assert {key: (label, file) for key, (label, _, file) in after.items()} == {

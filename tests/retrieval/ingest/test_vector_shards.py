@@ -19,7 +19,6 @@ from retrieval.images.load import DECODE_POLICY
 from retrieval.ingest import ray_workers
 from retrieval.ingest.pipeline import Embedded
 from retrieval.ingest.ray_workers import BlockEmbedder, Job, WorkerPool
-from retrieval.ingest.transfer import import_vectors
 from retrieval.ingest.vector_items import COLUMNS
 from retrieval.ingest.vector_shards import (
     MTIME,
@@ -194,7 +193,7 @@ def test_worker_writes_a_shard_that_can_be_imported(
     np.testing.assert_allclose([gallery.vector(id) for id in ids], expected, atol=1e-6)
     another = write_model(tmp_path / "other.onnx", note="another")
     with pytest.raises(InputError, match="vectors of another model"):
-        import_vectors(tmp_path / "h", tmp_path / "shards", model=another)
+        Gallery.import_vectors(tmp_path / "h", tmp_path / "shards", model=another)
 
 
 def test_worker_stops_where_no_file_exists(

@@ -28,7 +28,7 @@ def old(path: Path) -> Path:
 def agrees(gallery: Gallery, photos: Path) -> bool:
     """Return whether the gallery has the files of the folder, each with the vector of its bytes."""
     gallery.refresh()
-    ids = gallery.snapshot.item_ids(gallery.snapshot.live_rows()).tolist()
+    ids = gallery.state.item_ids(gallery.state.live_rows()).tolist()
     items = gallery.items(ids)
     if {item.path for item in items.values()} != {str(path) for path in photos.rglob("*.png")}:
         return False

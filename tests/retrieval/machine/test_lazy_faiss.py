@@ -25,8 +25,8 @@ def test_a_gallery_is_described_without_faiss_and_searched_with_it(tmp_path: Pat
 from retrieval.cli import cli
 for words in (["index", "info"], ["check", "decisions"], ["index", "verify"]):
     cli.main([*words, sys.argv[1]], standalone_mode=False)
-from retrieval import Gallery, metrics, open_gallery
-gallery = open_gallery(sys.argv[1])
+from retrieval import Gallery, metrics
+gallery = Gallery.open(sys.argv[1])
 assert "faiss" not in sys.modules, "loaded without a search"
 import numpy as np
 gallery.search_vectors(np.eye(1, 48, dtype=np.float32), 2)

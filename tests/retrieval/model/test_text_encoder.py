@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from retrieval.errors import InputError
-from retrieval.galleries.files import Gallery
+from retrieval.gallery import Gallery
 from retrieval.model.archive import IMAGE, MEMBERS, TEXT, TOKENIZER, ModelArchive, write_archive
 from retrieval.model.embedder import Embedder
 from retrieval.model.text_encoder import PROPERTY, TextInput

@@ -285,7 +285,7 @@ def test_copied_to_another_folder(tmp_path: Path) -> None:
     assert moved.index is not None
     assert moved.index.card["kind"] == "ivf-disk"
     assert not verify(moved.folder).problems
-    assert moved.index.faiss.search(moved.snapshot.stored.parts[0][:5], 1)[1].shape == (5, 1)
+    assert moved.index.faiss.search(moved.state.stored.parts[0][:5], 1)[1].shape == (5, 1)
     (file,) = moved.folder.glob("indexes/*/index.faiss")
     file.write_bytes(file.read_bytes()[:-1])
     assert [problem.what for problem in verify(moved.folder, repair=True).problems]

@@ -310,9 +310,9 @@ def test_files_stay_open_from_one_state_to_the_next(gallery: Gallery) -> None:
     commit(gallery, ["a", "b"])
     with gallery.store.writing():
         gallery.build_index(IndexSpec("sq8"))
-    before = gallery.snapshot
+    before = gallery.state
     commit(gallery, ["c"])
-    after = gallery.snapshot
+    after = gallery.state
     assert after.index is before.index
     assert np.shares_memory(after.stored.parts[0], before.stored.parts[0])
     assert len(after) == len(before) + 1

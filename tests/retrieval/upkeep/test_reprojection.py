@@ -80,7 +80,7 @@ def facts(gallery: Gallery) -> dict[int, tuple[object, ...]]:
 
 
 def vectors(gallery: Gallery) -> np.ndarray:
-    snapshot = gallery.snapshot
+    snapshot = gallery.state
     ids = np.sort(item_ids(gallery))
     return snapshot.vectors(snapshot.rows_of(ids))
 

@@ -90,7 +90,7 @@ def test_any_history_matches_a_dictionary(
     assert contents(Gallery(gallery.folder)) == contents(gallery)
     unindexed = "indexes: no index instead of the kind"  # asked for before there were vectors
     assert not [p for p in verify(gallery.folder).problems if not p.what.startswith(unindexed)]
-    numbers = gallery.snapshot.stored.numbers_of(np.arange(len(gallery.snapshot)))
+    numbers = gallery.state.stored.numbers_of(np.arange(len(gallery.state)))
     assert (np.diff(numbers) > 0).all(), "rows stay in the order of the vector numbers"
 
 

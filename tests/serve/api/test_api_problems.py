@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from retrieval.ingest.transfer import import_vectors
+from retrieval import Gallery
 from serve.app import create_app
 from serve.core.service import SearchService
 from tests.conftest import unzip_shared
@@ -260,7 +260,7 @@ def test_missing_gallery_is_unavailable_until_it_is_back(tmp_path: Path, shop_ga
 
 def test_imported_vectors_are_searched_by_vector_and_item(tmp_path: Path) -> None:
     np.save(tmp_path / "v.npy", np.array([[1, 0, 0], [3, 4, 0], [0, 0, 1]], np.float32))
-    import_vectors(tmp_path / "g", tmp_path / "v.npy", name="somebody's")
+    Gallery.import_vectors(tmp_path / "g", tmp_path / "v.npy", name="somebody's")
     with answering(create_app(SearchService(tmp_path / "g"), page=False)) as url:
         assert httpx.get(f"{url}/readyz").status_code == 200
         found = httpx.get(f"{url}/v1/gallery").json()

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from retrieval import Gallery
-from retrieval.curation.duplicates import find_duplicates
 from retrieval.curation.suspects import find_suspects
 from retrieval.curation.thinning import plan_thinning
 from retrieval.evaluation.report import Report, kept_reports
@@ -63,7 +62,7 @@ def test_evaluation_is_returned_and_kept(client: Client, folder: Path) -> None:
 
 
 def test_duplicates_are_those_of_the_gallery(client: Client, folder: Path) -> None:
-    expected = find_duplicates(Gallery(folder), 0.9).groups
+    expected = Gallery(folder).duplicates(0.9).groups
     assert len(expected) > 1
     found = done(client, "duplicates", min_score=0.9)
     groups = [([one["id"] for one in group["images"]], group["identical"]) for group in found["groups"]]
@@ -75,7 +74,7 @@ def test_duplicates_are_those_of_the_gallery(client: Client, folder: Path) -> No
 
 def test_duplicates_can_name_the_surplus_ones(client: Client, folder: Path) -> None:
     gallery = Gallery(folder)
-    expected = plan_thinning(gallery, find_duplicates(gallery, 0.9).groups, "oldest", 0.9).surplus
+    expected = plan_thinning(gallery, gallery.duplicates(0.9).groups, "oldest", 0.9).surplus
     found = done(client, "duplicates", min_score=0.9, keep="oldest")["groups"]
     surplus = [number for group in found for number in group["surplus"]]
     assert sorted(surplus) == sorted(one.item.id for one in expected)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image
 
 from retrieval import Embedder, Gallery, InputError
+from retrieval.galleries.files import FilesView
 from retrieval.search.query import SearchOptions
 from serve.app import create_app
 from serve.client import ApiError, Client
@@ -208,7 +209,7 @@ def test_mean_query_leaves_its_items_out(service: SearchService, api: httpx.Clie
         ]
     )
     mean = vectors.astype(np.float64).mean(0)
-    scores = service.gallery.snapshot.vectors(np.arange(24)) @ (mean / np.linalg.norm(mean))
+    scores = service.gallery.state.vectors(np.arange(24)) @ (mean / np.linalg.norm(mean))
     best = [number + 1 for number in np.argsort(-scores, kind="stable") if number + 1 not in (3, 9)]
     image = base64.b64encode(path.read_bytes()).decode()
     queries = [{"image": image}, {"id": 3}, {"id": 9, "region": VALUES}]
@@ -255,13 +256,13 @@ def test_opposite_vectors_are_refused(service: SearchService, api: httpx.Client)
 def test_gallery_without_model_refuses_regions(shop_gallery: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A gallery of imported vectors."""
     gallery = Gallery(shop_gallery)
-    opened = Gallery.__init__
+    opened = FilesView.__init__
 
-    def without_model(self: Gallery, *args: Any, **options: Any) -> None:
+    def without_model(self: FilesView, *args: Any, **options: Any) -> None:
         opened(self, *args, **options)
         self.store.manifest = replace(self.store.manifest, embedding="elsewhere")
 
-    monkeypatch.setattr(Gallery, "__init__", without_model)
+    monkeypatch.setattr(FilesView, "__init__", without_model)
     service = SearchService(shop_gallery)
     with pytest.raises(NoModelError, match="whole item"):
         service.find([RegionQuery(5, MIDDLE)], SearchOptions())

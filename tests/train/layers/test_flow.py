@@ -68,7 +68,7 @@ def test_gallery(tmp_path: Path) -> None:
         f"`lookalike widen {gallery.folder} --undo` restores it"
     )
     new = Gallery(gallery.folder)
-    np.testing.assert_allclose(new.snapshot.vectors(np.arange(3)), LAYER(vectors), atol=1e-6)
+    np.testing.assert_allclose(new.state.vectors(np.arange(3)), LAYER(vectors), atol=1e-6)
     (note,) = new.embedder.provenance["layers"]
     assert (note["command"], note["gain"], note["dim"]) == ("widen", 0.5, 20)
     last = new.info()["runs"][0]
@@ -85,7 +85,7 @@ def test_gallery(tmp_path: Path) -> None:
     back = undo(new)
     assert back.facts["images"] == 3
     assert back.facts["fingerprint"] == gallery.fingerprint
-    np.testing.assert_array_equal(Gallery(gallery.folder).snapshot.vectors(np.arange(3)), vectors)
+    np.testing.assert_array_equal(Gallery(gallery.folder).state.vectors(np.arange(3)), vectors)
 
 
 def test_model_file(tmp_path: Path) -> None:

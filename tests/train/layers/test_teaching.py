@@ -189,7 +189,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple
 def test_command(gallery: Gallery, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(gallery.folder)
     quick = [word for text in QUICK for word in ("--set", text)]
-    before = gallery.snapshot.vectors(np.arange(320))
+    before = gallery.state.vectors(np.arange(320))
     facts, _ = run(capsys, folder, "--dry-run", *quick)
     assert (facts["accepted"], facts["taught"], facts["labels"], facts["classes"]) == (True, False, 304, 38)
     assert not gallery.changed()
@@ -203,7 +203,7 @@ def test_command(gallery: Gallery, tmp_path: Path, capsys: pytest.CaptureFixture
     _, err = run(capsys, folder, *quick, code=2)
     assert "g.old: already exists" in err
     run(capsys, folder, "--undo")
-    assert np.array_equal(Gallery(folder).snapshot.vectors(np.arange(320)), before)
+    assert np.array_equal(Gallery(folder).state.vectors(np.arange(320)), before)
     _, err = run(capsys, folder, "--undo", code=2)
     assert "nothing to undo" in err
 

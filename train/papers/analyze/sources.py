@@ -12,7 +12,8 @@ import numpy as np
 
 from retrieval.analysis.embeddings import Embeddings, embeddings_of
 from retrieval.errors import InputError
-from retrieval.galleries.database import is_gallery, open_gallery
+from retrieval.galleries.database_folder import is_gallery
+from retrieval.gallery import Gallery
 from retrieval.model.runtime import Runtime
 from train import data as data_sets
 from train.data import LabelledImage
@@ -155,7 +156,7 @@ def _stored_source(target: Path, name: str) -> EmbeddingSource:
     def embed(split: str) -> Embeddings:
         if target.suffix == ".npz":
             return replace(Embeddings.load(target), name=name)
-        gallery = open_gallery(target)
+        gallery = Gallery.open(target)
         found = gallery.embeddings(labelled=True)
         if not found.labels:
             raise InputError(f"{target}: none of its images has a label; give labelled images with --data")
