@@ -52,6 +52,7 @@ from retrieval.stores.opening import parse_address
 from retrieval.upkeep import reprojection
 from retrieval.upkeep.compact import Compaction, compact
 from retrieval.upkeep.snapshot import GalleryCopy, copy_gallery
+from retrieval.upkeep.store_reprojection import reproject_database, undo_database
 from retrieval.upkeep.store_verify import verify_database
 from retrieval.upkeep.verify import Verification
 from retrieval.upkeep.verify import verify as verify_files
@@ -410,9 +411,9 @@ class Gallery(SearchableGallery):
     ) -> RebuildResult:
         """Embed all images with another model; see `retrieval.ingest.rebuild`."""
 
-    @abstractmethod
     def check_projectable(self, *, drop_old: bool = False) -> None:
         """Raise an `InputError` if `reproject` would refuse the gallery, before a layer is learned."""
+        reprojection.check_projectable(self, drop_old=drop_old)
 
     @abstractmethod
     def reproject(self, layer: Layer, model: Embedder, **options: Any) -> reprojection.Reprojection:
@@ -546,10 +547,6 @@ class FileGallery(FilesView, Gallery):
         return rebuild(
             self, model, keep_old=keep_old, policy=policy, accept=accept, show_progress=show_progress
         )
-
-    def check_projectable(self, *, drop_old: bool = False) -> None:
-        """See `retrieval.upkeep.reprojection.check_projectable`."""
-        reprojection.check_projectable(self, drop_old=drop_old)
 
     def reproject(self, layer: Layer, model: Embedder, **options: Any) -> reprojection.Reprojection:
         """See `retrieval.upkeep.reprojection.reproject`."""
@@ -689,14 +686,18 @@ class DatabaseGallery(DatabaseView, Gallery):
         """See `Gallery.rebuild`."""
         raise inapplicable("rebuild", self.folder)
 
-    def check_projectable(self, *, drop_old: bool = False) -> None:
-        """See `Gallery.check_projectable`."""
-        raise inapplicable("reproject", self.folder)
-
-    def reproject(self, layer: Layer, model: Embedder, **options: Any) -> reprojection.Reprojection:
-        """See `Gallery.reproject`."""
-        raise inapplicable("reproject", self.folder)
+    def reproject(
+        self,
+        layer: Layer,
+        model: Embedder,
+        *,
+        drop_old: bool = False,
+        show_progress: bool = False,
+        **_: Any,
+    ) -> reprojection.Reprojection:
+        """See `retrieval.upkeep.store_reprojection.reproject_database`; a database keeps no history."""
+        return reproject_database(self, layer, model, drop_old=drop_old, show_progress=show_progress)
 
     def undo_reprojection(self, *, show_progress: bool = False) -> SearchableGallery:
-        """See `Gallery.undo_reprojection`."""
-        raise inapplicable("reproject", self.folder)
+        """See `retrieval.upkeep.store_reprojection.undo_database`."""
+        return undo_database(self, show_progress=show_progress)

@@ -57,6 +57,7 @@ class DatabaseView(SearchableGallery):
 
     Attributes:
         address: Address of the collection, without the password.
+        location: Address of the collection, with the password.
         engine: The database.
 
     Args:
@@ -82,7 +83,8 @@ class DatabaseView(SearchableGallery):
         self._folder = Path(folder)
         self._known = folders.read_folder(self._folder)
         self.address = str(self._known.address)
-        self.engine: Engine = open_engine(address or self._known.address)
+        self.location = address or self._known.address
+        self.engine: Engine = open_engine(self.location)
         self._manifest = self._read_manifest()
         self._searcher = StoreSearcher(self.engine)
         self._recount()

@@ -33,12 +33,6 @@ INAPPLICABLE = {
         "where this command does not apply",
         "build another collection by `lookalike index build` with the new model",
     ),
-    "reproject": Inapplicable(
-        "",
-        "where this command does not apply",
-        "teach or adapt a gallery in files of the same images, and build another collection with its model "
-        "file",
-    ),
     "sync": Inapplicable(
         "",
         "where this command does not apply",

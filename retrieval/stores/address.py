@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import quote, urlencode
 
 PASSWORD = "LOOKALIKE_STORE_PASSWORD"
+MOST = 48  # characters of the name of a collection
 COLLECTION = "lookalike"  # where the address has a database and names none
 
 
@@ -39,6 +40,16 @@ class Address:
     def embedded(self) -> bool:
         """Whether the database runs in this process."""
         return not self.host
+
+    def sibling(self, name: str) -> Address:
+        """Return the address of another collection beside this one, whose name is longer by a suffix.
+
+        Args:
+            name: Letters and digits.
+        """
+        if self.embedded:
+            return replace(self, database=f"{self.database.rstrip('/')}-{name}")
+        return replace(self, collection=f"{self.collection[: MOST - 1 - len(name)]}_{name}")
 
     def __str__(self) -> str:
         """The address without the password."""

@@ -143,6 +143,10 @@ class Engine(Driver):
         """
 
     @abstractmethod
+    def drop(self) -> None:
+        """Delete the collection with its items, if there is one."""
+
+    @abstractmethod
     def close(self) -> None:
         """Close all connections."""
 

@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 
 from retrieval.errors import InputError, did_you_mean
 from retrieval.machine.extras import needs
-from retrieval.stores.address import Address
+from retrieval.stores.address import MOST, Address
 from retrieval.stores.engine import Driver, Engine
 
 GROUP = "lookalike.stores"
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}")
+_NAME = re.compile(rf"[A-Za-z_][A-Za-z0-9_]{{0,{MOST - 1}}}")
 
 
 @cache
@@ -56,7 +56,7 @@ def parse_address(text: str) -> Address:
         kind = driver.form.partition("://")[0]
         raise InputError(f"store: not an address of {kind}; write {driver.form}") from None
     if not _NAME.fullmatch(address.collection):
-        what = f"collection {address.collection!r}: use letters, digits and underscores, at most 48"
+        what = f"collection {address.collection!r}: use letters, digits and underscores, at most {MOST}"
         raise InputError(f"store: {what}, no digit first")
     return address
 

@@ -18,6 +18,7 @@ import numpy as np
 from retrieval.errors import InputError
 from retrieval.files import fsync_folder, link_or_copy, now
 from retrieval.galleries.files import FilesView
+from retrieval.galleries.searchable import SearchableGallery
 from retrieval.model.embedder import Embedder
 from retrieval.model.layer import Layer
 from retrieval.model.runtime import Runtime
@@ -45,12 +46,12 @@ class Reprojection:
         vectors: Number of vectors.
     """
 
-    gallery: FilesView
+    gallery: SearchableGallery
     old: Path
     vectors: int
 
 
-def check_projectable(gallery: FilesView, *, drop_old: bool = False) -> None:
+def check_projectable(gallery: SearchableGallery, *, drop_old: bool = False) -> None:
     """Refuse a gallery that `reproject` would refuse, before a layer is learned.
 
     Args:
@@ -63,7 +64,7 @@ def check_projectable(gallery: FilesView, *, drop_old: bool = False) -> None:
     if not gallery.manifest.has_model:
         what = f"{gallery.folder}: its vectors come from an external embedding ({gallery.manifest.embedding})"
         raise InputError(f"{what}, so that no model file can get the layer; build a gallery with a model")
-    old = _old(gallery)
+    old = old_of(gallery.folder)
     if old.exists() and not drop_old:
         raise InputError(f"{old}: already exists; move or delete it, or pass --drop-old")
 
@@ -100,20 +101,13 @@ def reproject(
         LookalikeError: A stored vector is damaged, another process is writing, or the disk is full; the
             gallery is unchanged.
     """
-    draft, old = _draft(gallery), _old(gallery)
+    draft, old = draft_of(gallery.folder), old_of(gallery.folder)
     with gallery.store.writing():
         gallery.refresh()
         keep_predecessor(draft, old, gallery.manifest.projected_from)
         check_projectable(gallery, drop_old=drop_old)
-        probes = _checked_probes(gallery, layer, model)
-        manifest = replace(
-            gallery.manifest,
-            uuid=str(uuid.uuid4()),
-            fingerprint=model.fingerprint,
-            dim=model.dim,
-            provider=model.provider,
-            projected_from=gallery.manifest.uuid,
-        )
+        probes = checked_probes(gallery, layer, model)
+        manifest = projected(gallery.manifest, model)
 
         def convert(vectors: np.ndarray, _: np.ndarray) -> np.ndarray:
             return layer(np.asarray(vectors, np.float32))
@@ -142,7 +136,7 @@ def undo(gallery: FilesView, *, show_progress: bool = False) -> FilesView:
             no vector of the old model.
         LookalikeError: As for `reproject`.
     """
-    draft, old = _draft(gallery), _old(gallery)
+    draft, old = draft_of(gallery.folder), old_of(gallery.folder)
     with gallery.store.writing():
         gallery.refresh()
         origin = gallery.manifest.projected_from
@@ -180,6 +174,18 @@ def undo(gallery: FilesView, *, show_progress: bool = False) -> FilesView:
     return type(gallery)(gallery.folder, root=gallery.root)
 
 
+def projected(manifest: Manifest, model: Embedder) -> Manifest:
+    """Return the facts about a gallery after its vectors were put through a layer that a model has."""
+    return replace(
+        manifest,
+        uuid=str(uuid.uuid4()),
+        fingerprint=model.fingerprint,
+        dim=model.dim,
+        provider=model.provider,
+        projected_from=manifest.uuid,
+    )
+
+
 @dataclass(frozen=True)
 class _Change:
     """Change of a gallery: its new manifest, model and vectors.
@@ -205,17 +211,19 @@ class _Change:
     calibration: Path | None = None
 
 
-def _draft(gallery: FilesView) -> Path:
-    folder = gallery.folder.resolve()
+def draft_of(folder: Path) -> Path:
+    """Return the folder in which the successor of a gallery is built."""
+    folder = folder.resolve()
     return folder.with_name(f".{folder.name}.reprojection")
 
 
-def _old(gallery: FilesView) -> Path:
-    folder = gallery.folder.resolve()
+def old_of(folder: Path) -> Path:
+    """Return the folder in which the predecessor of a gallery is kept."""
+    folder = folder.resolve()
     return folder.with_name(f"{folder.name}.old")
 
 
-def _checked_probes(gallery: FilesView, layer: Layer, model: Embedder) -> np.ndarray:
+def checked_probes(gallery: SearchableGallery, layer: Layer, model: Embedder) -> np.ndarray:
     """Return the model's vectors of the probe images, float32 [n, D'], which prove that it has the layer."""
     dims = layer.weight.shape
     if dims != (model.dim, gallery.manifest.dim):
@@ -257,7 +265,7 @@ def _replace(
         before_swap: Called when the successor is complete.
         show_progress: Report progress on stderr.
     """
-    folder, draft = gallery.folder.resolve(), _draft(gallery)
+    folder, draft = gallery.folder.resolve(), draft_of(gallery.folder)
     shutil.rmtree(draft, ignore_errors=True)  # of an interrupted run
     copy_gallery(folder, draft)
     new = FilesView(draft, runtime=change.runtime)

@@ -120,6 +120,10 @@ class MilvusEngine(Engine):
             if _EXISTS not in str(error):
                 raise
 
+    def drop(self) -> None:
+        if self.manifest() is not None:
+            self._request(self._client.drop_collection, self._name)
+
     def close(self) -> None:
         self._client.close()
 

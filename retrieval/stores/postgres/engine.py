@@ -100,6 +100,19 @@ class PostgresEngine(Engine):
         self._sessions.do(create)
         self._known = None
 
+    def drop(self) -> None:
+        """Delete the collection, if there is one."""
+
+        def drop(session: Session) -> None:
+            session.run("BEGIN")
+            session.run(f"DROP TABLE IF EXISTS {self._table}")
+            session.run("DELETE FROM lookalike_collections WHERE name = $1", self._name)
+            session.run("COMMIT")
+
+        if self.manifest() is not None:
+            self._sessions.do(drop)
+        self._known = None
+
     def _prepare(self, session: Session) -> None:
         """Create extension and registry, unless they are there."""
         version = "SELECT extversion FROM pg_extension WHERE extname = 'vector'"

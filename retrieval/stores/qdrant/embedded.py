@@ -174,6 +174,14 @@ class QdrantEdgeEngine(PointsEngine):
                 _write_facts(self._path, manifest_facts(manifest))
                 fsync_folder(self._path.parent)
 
+    def drop(self) -> None:
+        self.close()
+        with self._errors():
+            if self._exists():
+                with file_lock(self._path / _LOCK, _refuse(self._path)):
+                    (self._path / _FACTS).unlink()  # from here on it is a creation that was interrupted
+                    shutil.rmtree(self._path)
+
     def close(self) -> None:
         with _opening, self._errors():
             folder, self._folder = self._folder, None

@@ -77,6 +77,9 @@ class QdrantEngine(PointsEngine):
                 raise StoreError(f"{self.address}: the collection was removed meanwhile; try again")
         self._index(FACT_INDEXES)
 
+    def drop(self) -> None:
+        self._ask(lambda: self._client.delete_collection(self._name))
+
     def close(self) -> None:
         self._client.close()
         self._patient.close()

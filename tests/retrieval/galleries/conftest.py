@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from retrieval import Embedder, Gallery
+from retrieval.galleries.database import DatabaseView
 from retrieval.galleries.searchable import SearchableGallery
-from retrieval.gallery import DatabaseGallery
 from retrieval.stores.address import PASSWORD
 from retrieval.stores.opening import parse_address
 from tests.conftest import draw
@@ -157,5 +157,5 @@ def gallery(kind: Kind, model: Embedder, catalogue: Catalogue, tmp_path: Path) -
 
 def close(gallery: SearchableGallery) -> None:
     """Close the connections of a gallery in a database."""
-    if isinstance(gallery, DatabaseGallery):
+    if isinstance(gallery, DatabaseView):
         gallery.engine.close()

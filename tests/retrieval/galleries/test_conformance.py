@@ -21,12 +21,13 @@ from hypothesis import strategies as st
 from retrieval import Embedder, Gallery, InputError
 from retrieval.galleries.searchable import Hit, SearchableGallery
 from retrieval.gallery import DatabaseGallery
+from retrieval.model.layer import Layer
 from retrieval.search.calibration import DEPTH, NAME, Calibration, summary, write_calibration
 from retrieval.search.query import CANDIDATES, SearchOptions
 from retrieval.search.rerank import EXPANSION, expand, k_reciprocal
 from retrieval.storage.facets import Facet
 from retrieval.storage.listing import Order
-from retrieval.stores.opening import parse_address
+from retrieval.stores.opening import open_engine, parse_address
 from tests.conftest import draw
 from tests.retrieval.galleries.conftest import COUNT, METADATA, Catalogue, Kind, Row, close
 from tests.retrieval.search.test_where import (
@@ -42,6 +43,7 @@ from tests.retrieval.search.test_where import (
     negate,
 )
 from tests.serve.model import write_model
+from train.layers.folding import append_layer
 
 Filled = tuple[SearchableGallery, Catalogue]
 
@@ -540,6 +542,71 @@ def test_changed_file_keeps_its_id(gallery: Gallery, catalogue: Catalogue, model
     np.testing.assert_allclose(gallery.vector(number), model.embed([path])[0], atol=1e-5)
     assert not np.allclose(gallery.vector(number), vector, atol=1e-3)
     assert gallery.item(number).metadata == catalogue.rows[0].metadata
+
+
+def facts(gallery: SearchableGallery) -> dict[str, Any]:
+    """Label and metadata of each item by key."""
+    return {key: (label, metadata) for key, (label, metadata, _) in contents(gallery).items()}
+
+
+@pytest.fixture
+def layered(model: Embedder, tmp_path: Path) -> tuple[Layer, Embedder]:
+    """A layer that leaves out dimensions, and the model with it."""
+    random = np.random.default_rng(0)
+    weight = np.linalg.qr(random.normal(size=(model.dim, model.dim)))[0][: model.dim // 2]
+    layer = Layer(weight.astype(np.float32), random.normal(0, 0.05, model.dim).astype(np.float32))
+    append_layer(model.path, layer, tmp_path / "layered.onnx", {"command": "test"})
+    return layer, Embedder(tmp_path / "layered.onnx")
+
+
+def test_layer_and_back(gallery: Gallery, catalogue: Catalogue, layered: tuple[Layer, Embedder]) -> None:
+    layer, model = layered
+    before = facts(gallery)
+    done = gallery.reproject(layer, model, command="teach")
+    assert (done.vectors, done.old) == (COUNT, gallery.folder.with_name("gallery.old"))
+    close(done.gallery)
+    close(gallery)
+    taught = Gallery.open(gallery.folder)
+    assert facts(taught) == before
+    rows = [Row(row.values, layer(row.vector[None])[0]) for row in catalogue.rows]
+    for row in rows[::7]:
+        np.testing.assert_allclose(taught.vector(taught.ids_of([row.key])[0]), row.vector, atol=2e-3)
+    check_hits(taught.search_vectors(rows[5].vector[None], 9)[0], nearest(rows, rows[5].vector, 9))
+    assert taught.search(catalogue.folder / "g" / "1.png", 1)[0].key == "g/1.png"
+    with pytest.raises(InputError, match=r"gallery\.old: already exists"):
+        taught.reproject(layer, model, command="teach")
+    taught.remove(["item 4"])
+    (number,) = taught.ids_of(["item 12"])
+    with (editor := taught.editor()).writing():
+        editor.amend(taught.stored_items([number])[0], "new", {"colour": "red"})
+    changed = facts(taught)
+    address = taught.location if isinstance(taught, DatabaseGallery) else None
+    restored = taught.undo_reprojection()
+    assert facts(restored) == changed
+    assert len(restored) == COUNT - 1
+    for row in catalogue.rows[::7]:
+        if row.key != "item 4":
+            np.testing.assert_allclose(restored.vector(restored.ids_of([row.key])[0]), row.vector, atol=2e-3)
+    assert not done.old.exists()
+    if address is not None:
+        assert open_engine(address).manifest() is None, "the collection with the layer is deleted"
+    close(restored)
+
+
+def test_undo_needs_the_vectors_of_all_images(
+    gallery: Gallery, catalogue: Catalogue, layered: tuple[Layer, Embedder]
+) -> None:
+    close(gallery.reproject(*layered, command="teach").gallery)
+    close(gallery)
+    taught = Gallery.open(gallery.folder)
+    draw(88).save(catalogue.folder / "r" / "another.png")
+    catalogue.add_to(taught)
+    taught.refresh()
+    before = contents(taught)
+    with pytest.raises(InputError, match="1 images were added since"):
+        taught.undo_reprojection()
+    assert contents(taught) == before
+    close(taught)
 
 
 def test_reopened(gallery: Gallery, catalogue: Catalogue) -> None:
