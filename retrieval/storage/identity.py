@@ -112,7 +112,7 @@ def check_vectors(folder: Path, manifest: Manifest, embedder: Embedder) -> None:
         if cosine >= _MIN_COSINE_OTHER_PROVIDER:
             print_once(f"{what}; scores may differ in the second decimal")
             return
-        hint += ", or choose the provider that it was built with by --device or --provider"
+        hint += ", or choose the provider that it was built with by --device"
     raise LookalikeError(f"{what}; {hint}")
 
 
