@@ -102,7 +102,7 @@ def test_commands_for_files_say_what_to_do_instead(built: Built, shop: Path, tmp
         (["sync", name, str(shop)], "index add"),
         (["sync", name], "index add"),
         (["rebuild", name, "--model", "m.onnx"], "build another collection"),
-        (["optimize", name, "--compact"], "the database frees"),
+        (["optimize", name, "--compact"], "frees the space of removed images itself"),
         (["snapshot", name, str(tmp_path / "copy")], "copy the folder as it is"),
         (["optimize", name, "--kind", "hnsw"], "give --recall alone"),
         (["verify", name, "--repair"], "omit --repair"),
