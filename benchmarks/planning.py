@@ -27,9 +27,9 @@ from retrieval.ingest.indexing import add_images
 from retrieval.ingest.sources import Sources
 from retrieval.ingest.sync import folder_difference, sync, update
 from retrieval.storage.manifest import Manifest
+from retrieval.storage.merging import merge_small
 from retrieval.storage.records import Facts, IndexSpec
 from retrieval.storage.store import Store
-from retrieval.upkeep.compact import merge_small
 
 DIM, PART = 4, 1000
 RUNS: dict[str, Callable[[Gallery, Path], object]] = {

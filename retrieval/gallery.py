@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -19,19 +20,20 @@ from retrieval.curation.store_duplicates import find_in_database
 from retrieval.curation.thinning import Thinning, remove_from_database, remove_from_files
 from retrieval.errors import InputError, LookalikeError
 from retrieval.files import now
-from retrieval.galleries.database import RECALL, DatabaseView
+from retrieval.galleries.database import DatabaseView
 from retrieval.galleries.database_folder import is_gallery, is_store, read_folder
 from retrieval.galleries.files import FilesView
 from retrieval.galleries.inapplicable import inapplicable
 from retrieval.galleries.searchable import SearchableGallery
+from retrieval.galleries.writer import FileWriter
 from retrieval.ingest import sync as syncing
 from retrieval.ingest import watch as watching
-from retrieval.ingest.editor import DatabaseEditor, Editor, FileEditor
+from retrieval.ingest.editor import Editor
 from retrieval.ingest.indexing import MAX_BAD, BadFilePolicy, BatchSource, IngestResult, add_images
 from retrieval.ingest.rebuild import RebuildResult, rebuild
 from retrieval.ingest.sources import Sources
-from retrieval.ingest.store_indexing import add_to_store
 from retrieval.ingest.store_transfer import rows_of_database
+from retrieval.ingest.sync import FolderDifference, RemovalLimit, UpdateResult
 from retrieval.ingest.transfer import (
     ImportResult,
     Origin,
@@ -40,13 +42,13 @@ from retrieval.ingest.transfer import (
     import_into_files,
     rows_of_files,
 )
+from retrieval.ingest.watch import SECONDS
 from retrieval.model.embedder import Embedder
 from retrieval.model.layer import Layer
 from retrieval.model.runtime import Runtime
 from retrieval.search.index import IndexWork
 from retrieval.storage.identity import check_storage
 from retrieval.storage.records import IndexSpec
-from retrieval.storage.store import Store
 from retrieval.stores.address import Address
 from retrieval.stores.opening import parse_address
 from retrieval.upkeep import reprojection
@@ -279,7 +281,6 @@ class Gallery(SearchableGallery):
             show_progress=show_progress,
         )
 
-    @abstractmethod
     def add_sources(
         self,
         sources: Sources,
@@ -292,23 +293,110 @@ class Gallery(SearchableGallery):
         ignore_decisions: bool = False,
         show_progress: bool = False,
     ) -> IngestResult:
-        """Embed and add the new and changed images of some sources; see `retrieval.ingest.indexing`."""
+        """Embed and add the new and changed images of some sources; see `retrieval.ingest.indexing`.
 
-    @abstractmethod
-    def sync(self, folder: Path, **options: Any) -> IngestResult:
+        Args:
+            sources: Images and metadata.
+            index: Index to build; `None` keeps the present kind of index.
+            reindex: Index all new vectors at the end; otherwise only if many are not indexed yet.
+            policy: Treatment of unusable files.
+            embed: Embeds the images; `None` for this process.
+            command: Name of this run in the gallery's history.
+            ignore_decisions: Add images that were removed by hand, and keep labels as the sources have them.
+            show_progress: Print progress on stderr.
+
+        Raises:
+            InputError, LookalikeError, KeyboardInterrupt: As for `retrieval.ingest.indexing.add_images`.
+        """
+        self.check_index(index or IndexSpec(), self.folder)
+        if embed is not None:
+            self.check_has("ray", self.folder)
+        return add_images(
+            self,
+            sources,
+            index=index,
+            reindex=reindex,
+            policy=policy,
+            source=embed,
+            command=command,
+            ignore_decisions=ignore_decisions,
+            show_progress=show_progress,
+        )
+
+    def sync(
+        self,
+        folder: Path,
+        *,
+        limit: RemovalLimit | None = None,
+        checksum: bool = False,
+        policy: BadFilePolicy | None = None,
+        ignore_decisions: bool = False,
+        show_progress: bool = False,
+    ) -> IngestResult:
         """Add new, embed changed, follow moved and remove deleted files; see `retrieval.ingest.sync.sync`."""
+        return syncing.sync(
+            self,
+            folder,
+            limit=limit,
+            checksum=checksum,
+            policy=policy,
+            ignore_decisions=ignore_decisions,
+            show_progress=show_progress,
+        )
 
-    @abstractmethod
-    def difference(self, folder: Path, **options: Any) -> syncing.FolderDifference:
+    def difference(
+        self,
+        folder: Path,
+        *,
+        limit: RemovalLimit | None = None,
+        checksum: bool = False,
+        ignore_decisions: bool = False,
+        show_progress: bool = False,
+    ) -> FolderDifference:
         """Return what `sync` would do; see `retrieval.ingest.sync.folder_difference`."""
+        return syncing.folder_difference(
+            self,
+            folder,
+            limit=limit,
+            checksum=checksum,
+            ignore_decisions=ignore_decisions,
+            show_progress=show_progress,
+        )
 
-    @abstractmethod
-    def update(self, **options: Any) -> syncing.UpdateResult:
+    def update(
+        self,
+        *,
+        prune: bool = False,
+        limit: RemovalLimit | None = None,
+        checksum: bool = False,
+        policy: BadFilePolicy | None = None,
+        ignore_decisions: bool = False,
+        show_progress: bool = False,
+    ) -> UpdateResult:
         """Embed changed files again and follow moved ones; see `retrieval.ingest.sync.update`."""
+        return syncing.update(
+            self,
+            prune=prune,
+            limit=limit,
+            checksum=checksum,
+            policy=policy,
+            ignore_decisions=ignore_decisions,
+            show_progress=show_progress,
+        )
 
-    @abstractmethod
-    def watch(self, folder: Path, **options: Any) -> Iterator[IngestResult | LookalikeError | OSError]:
-        """Sync with a folder whenever it has changed; see `retrieval.ingest.watch.watch`."""
+    def watch(
+        self,
+        folder: Path,
+        *,
+        seconds: float = SECONDS,
+        limit: RemovalLimit | None = None,
+        policy: BadFilePolicy | None = None,
+        show_progress: bool = False,
+    ) -> Iterator[IngestResult | LookalikeError | OSError]:
+        """Sync with a folder whenever it has changed, without end; see `retrieval.ingest.watch.watch`."""
+        return watching.watch(
+            self, folder, seconds=seconds, limit=limit, policy=policy, show_progress=show_progress
+        )
 
     @abstractmethod
     def editor(self) -> Editor:
@@ -439,50 +527,9 @@ class FileGallery(FilesView, Gallery):
         """Return another object of the present state, whose state does not change."""
         return FileGallery(self.folder, root=self.root, runtime=self._runtime)
 
-    def add_sources(
-        self,
-        sources: Sources,
-        *,
-        index: IndexSpec | None = None,
-        reindex: bool = False,
-        policy: BadFilePolicy | None = None,
-        embed: BatchSource | None = None,
-        command: str = "add",
-        ignore_decisions: bool = False,
-        show_progress: bool = False,
-    ) -> IngestResult:
-        """Embed and add the new and changed images of some sources; see `retrieval.ingest.indexing`."""
-        return add_images(
-            self,
-            sources,
-            index=index,
-            reindex=reindex,
-            policy=policy,
-            source=embed,
-            command=command,
-            ignore_decisions=ignore_decisions,
-            show_progress=show_progress,
-        )
-
-    def sync(self, folder: Path, **options: Any) -> IngestResult:
-        """See `retrieval.ingest.sync.sync`."""
-        return syncing.sync(self, folder, **options)
-
-    def difference(self, folder: Path, **options: Any) -> syncing.FolderDifference:
-        """See `retrieval.ingest.sync.folder_difference`."""
-        return syncing.folder_difference(self, folder, **options)
-
-    def update(self, **options: Any) -> syncing.UpdateResult:
-        """See `retrieval.ingest.sync.update`."""
-        return syncing.update(self, **options)
-
-    def watch(self, folder: Path, **options: Any) -> Iterator[IngestResult | LookalikeError | OSError]:
-        """See `retrieval.ingest.watch.watch`."""
-        return watching.watch(self, folder, **options)
-
     def editor(self) -> Editor:
         """See `Gallery.editor`."""
-        return FileEditor(Store(self.folder))
+        return Editor(FileWriter(self.folder))
 
     @property
     def _rows(self) -> Any:
@@ -581,51 +628,9 @@ class DatabaseGallery(DatabaseView, Gallery):
         """Raise an `InputError` if `retrieval.galleries.inapplicable` lists an operation or option."""
         raise inapplicable(name, folder)
 
-    def add_sources(
-        self,
-        sources: Sources,
-        *,
-        index: IndexSpec | None = None,
-        reindex: bool = False,
-        policy: BadFilePolicy | None = None,
-        embed: BatchSource | None = None,
-        command: str = "add",
-        ignore_decisions: bool = False,
-        show_progress: bool = False,
-    ) -> IngestResult:
-        """See `retrieval.ingest.store_indexing.add_to_store`."""
-        if embed is not None:
-            raise inapplicable("ray", self.folder)
-        index = index or IndexSpec()
-        self.check_index(index, self.folder)
-        return add_to_store(
-            self,
-            sources,
-            recall=RECALL if reindex and index.recall is None else index.recall,
-            policy=policy,
-            ignore_decisions=ignore_decisions,
-            show_progress=show_progress,
-        )
-
-    def sync(self, folder: Path, **options: Any) -> IngestResult:
-        """See `Gallery.sync`."""
-        raise inapplicable("sync", self.folder)
-
-    def difference(self, folder: Path, **options: Any) -> syncing.FolderDifference:
-        """See `Gallery.difference`."""
-        raise inapplicable("sync", self.folder)
-
-    def update(self, **options: Any) -> syncing.UpdateResult:
-        """See `Gallery.update`."""
-        raise inapplicable("sync", self.folder)
-
-    def watch(self, folder: Path, **options: Any) -> Iterator[IngestResult | LookalikeError | OSError]:
-        """See `Gallery.watch`."""
-        raise inapplicable("sync", self.folder)
-
     def editor(self) -> Editor:
         """See `Gallery.editor`."""
-        return DatabaseEditor(self)
+        return Editor(self.writer)
 
     @property
     def _rows(self) -> Any:
@@ -662,9 +667,14 @@ class DatabaseGallery(DatabaseView, Gallery):
 
     def verify(self, *, repair: bool = False, show_progress: bool = False) -> Verification:
         """See `retrieval.upkeep.store_verify.verify_database`."""
-        if repair:
-            raise inapplicable("repair", self.folder)
-        return verify_database(self, show_progress=show_progress)
+        found = verify_database(self, show_progress=show_progress)
+        if not repair or not found.problems:
+            return found
+        if found.unembedded:
+            syncing.embed_again(self, found.unembedded, show_progress=show_progress)
+        if found.unindexed:
+            self.complete_index(show_progress=show_progress)
+        return replace(found, left=verify_database(self, show_progress=show_progress).left)
 
     def snapshot(self, target: Path, *, show_progress: bool = False) -> GalleryCopy:
         """See `Gallery.snapshot`."""

@@ -35,7 +35,7 @@ def find_in_database(
     contents: list[np.ndarray] = []
     pairs = [np.empty((0, 2), np.int64)]
     with Progress("comparing", len(gallery), show=show_progress) as progress:
-        for items in gallery.scan(size=_CHUNK):
+        for items in gallery.writer.scan(size=_CHUNK):
             ids.append(np.array([item.id for item in items]))
             contents.append(np.array([_content_number(item) for item in items], np.uint64))
             pairs += _pairs(gallery, ids[-1], min_score)

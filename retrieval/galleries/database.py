@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -18,11 +18,11 @@ from retrieval.files import check_free
 from retrieval.galleries import database_folder as folders
 from retrieval.galleries.inapplicable import inapplicable
 from retrieval.galleries.searchable import Hit, Item, Neighbours, SearchableGallery, item_values
+from retrieval.galleries.writer import DatabaseWriter
 from retrieval.images.load import DECODE_POLICY
 from retrieval.model.embedder import Embedder
 from retrieval.model.runtime import Runtime
 from retrieval.search.embeddings import StoredEmbeddings
-from retrieval.search.lru_cache import LRUCache
 from retrieval.search.query import SearchOptions, ids_of_names
 from retrieval.search.where import parse_condition
 from retrieval.storage.conditions import Column, Filter, FilterTest, find_column
@@ -31,22 +31,22 @@ from retrieval.storage.identity import has_text
 from retrieval.storage.listing import Order, Place
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.paths import ItemPaths, number_without_file
-from retrieval.storage.records import UPLOADS, NewItem, StoredItem, Value
+from retrieval.storage.records import IndexSpec, StoredItem, Value
 from retrieval.storage.schema import BUILT_IN
 from retrieval.stores.address import Address
 from retrieval.stores.conditions import is_hidden, resolve
-from retrieval.stores.engine import Amendment, Engine, no_collection
+from retrieval.stores.engine import Engine, no_collection
 from retrieval.stores.facets import count_store_facets
 from retrieval.stores.opening import open_engine
 from retrieval.stores.ranking import StoreSearcher
-from retrieval.stores.writing import ItemWriter, visible
+from retrieval.stores.writing import visible
 
 RECALL = 0.95  # of the index, by default
 _CHUNK = 4096  # items in memory at a time
 _SAMPLE = 10_000  # items from which image sizes are counted
 _VALUES = 10_000  # values of a column that are counted
 _SECONDS = 5.0  # after which the number of items and the identity of the collection are read again
-_PAGES = 1024  # pages whose places are cached
+_WAITING = 10_000  # new items after which the index is completed
 
 
 class DatabaseView(SearchableGallery):
@@ -89,8 +89,8 @@ class DatabaseView(SearchableGallery):
         self._searcher = StoreSearcher(self.engine)
         self._recount()
         self._checked_at = time.monotonic()
-        self._starts: LRUCache[tuple[str | None, int, int], int] = LRUCache(_PAGES)
         self.paths = ItemPaths(self._folder, self.engine.items, self.root)
+        self._writer = DatabaseWriter(self._folder, self.engine, self._manifest, self._recount_later)
 
     @classmethod
     def new(cls, folder: Path, model: Embedder, address: Address, *, storage: str = "float32") -> Self:
@@ -328,7 +328,7 @@ class DatabaseView(SearchableGallery):
 
     def stored_items(self, ids: Sequence[int]) -> list[StoredItem]:
         """Return all facts about items by id; unknown ids are left out."""
-        return [visible(item) for item in self.engine.items(ids)]
+        return self._writer.items(ids)
 
     def items(self, ids: Sequence[int]) -> dict[int, Item]:
         """Return items by id; unknown ids are left out."""
@@ -341,21 +341,11 @@ class DatabaseView(SearchableGallery):
         """Return stored vectors by item id, float32 [D] each; unknown ids are left out."""
         return self.engine.vectors(ids)
 
-    def scan(self, where: str | None = None, *, size: int = _CHUNK) -> Iterator[list[StoredItem]]:
-        """Yield all items that fulfil a condition by ascending id, some at a time."""
-        yield from self._scan(self._filter(where), size)
-
-    def _scan(self, condition: Filter | None, size: int) -> Iterator[list[StoredItem]]:
-        last = 0
-        while some := self.engine.scan(condition, last, size):
-            last = some[-1].id
-            yield [visible(item) for item in some]
-
     def embeddings(self, *, labelled: bool = False, limit: int | None = None) -> StoredEmbeddings:
         """Return the stored embeddings, labels and contents of all items; see `SearchableGallery`."""
         condition = FilterTest("label", "not null") if labelled else None
         total = self.engine.count(condition)
-        found = (item for some in self._scan(condition, _CHUNK) for item in some)
+        found = (item for some in self._writer.scan(condition) for item in some)
         ids: list[int] = []
         vectors: list[np.ndarray] = []
         labels: list[str | None] = []
@@ -387,55 +377,35 @@ class DatabaseView(SearchableGallery):
         Raises:
             InputError: There is no such item, or the condition is invalid.
         """
-        matching = [] if where is None else [item.id for some in self.scan(where) for item in some]
+        matching = [] if where is None else self._writer.matching(where)
         return sorted({*self.ids_of(items), *matching})
 
     def sample(self, count: int) -> list[int]:
         """Return the ids of a few items from all over the gallery, always the same ones, ascending."""
-        found = (item.id for some in self._scan(None, min(count, _CHUNK)) for item in some)
+        found = (item.id for some in self._writer.scan(size=min(count, _CHUNK)) for item in some)
         return list(islice(found, count))
 
     # ---- changes
 
-    def put(self, items: Sequence[NewItem], vectors: np.ndarray) -> list[StoredItem]:
-        """Write items with their vectors, and return them; see `retrieval.stores.writing.ItemWriter.put`."""
-        written = ItemWriter(self.engine).put(items, vectors)
-        self._counted_at = -math.inf  # counted again when it is asked for
-        return written
+    @property
+    def writer(self) -> DatabaseWriter:
+        """See `SearchableGallery.writer`."""
+        return self._writer
 
-    def amend(self, changes: Sequence[Amendment]) -> None:
-        """Change facts and metadata of items, whose vectors stay.
-
-        Raises:
-            InputError: A column or value that cannot be stored; nothing is written.
-        """
-        ItemWriter(self.engine).amend(changes)
+    def _recount_later(self) -> None:
+        self._counted_at = -math.inf
 
     def remove(self, items: Iterable[int | str] = (), *, where: str | None = None) -> int:
         """Remove items, some thousands at a time, and return their number; see `SearchableGallery.remove`."""
-        ids = self.select(items, where=where)
-        removed = 0
-        for start in range(0, len(ids), _CHUNK):
-            some = ids[start : start + _CHUNK]
-            uploaded = self._uploaded_files(some)
-            removed += self.engine.remove(some)
-            self._delete_uploads(uploaded)
-        self._counted_at = -math.inf  # counted again when it is asked for
-        return removed
+        return self._writer.remove(self.select(items, where=where))
 
-    def _uploaded_files(self, ids: Sequence[int]) -> dict[str, Path]:
-        """Return the uploaded files of some items in this folder, by SHA-256."""
-        if not (self._folder / UPLOADS).is_dir():
-            return {}
-        items = (item for item in self.engine.items(ids) if item.root == UPLOADS)
-        return {item.content_sha256: self._folder / UPLOADS / item.path for item in items}
-
-    def _delete_uploads(self, files: Mapping[str, Path]) -> None:
-        """Delete files that no item has any more, by SHA-256."""
-        left = self.engine.ids_by("content_sha256", [*files]) if files else {}
-        for digest, file in files.items():
-            if digest not in left:
-                file.unlink(missing_ok=True)
+    def index_new(
+        self, spec: IndexSpec | None, *, reindex: bool, added: int, show_progress: bool = False
+    ) -> None:
+        """Complete the index if that is asked for or many vectors are new; see `SearchableGallery`."""
+        recall = None if spec is None else spec.recall
+        if reindex or recall is not None or added >= _WAITING:
+            self.complete_index(recall, show_progress=show_progress)
 
     def complete_index(self, recall: float | None = None, *, show_progress: bool = False) -> None:
         """Build or complete the index of the database; see `Engine.optimize`."""
@@ -445,7 +415,7 @@ class DatabaseView(SearchableGallery):
 
     def columns(self) -> list[str]:
         """Return the names of the metadata columns, oldest first."""
-        return [name for name in self.engine.columns() if not is_hidden(name)]
+        return self._writer.columns()
 
     def listing(
         self, where: str | None, order: Order, after: Place | None, limit: int

@@ -11,6 +11,7 @@ import numpy as np
 from retrieval.errors import LookalikeError
 from retrieval.files import now
 from retrieval.galleries.searchable import Hit, Item, ItemValues, Neighbours, SearchableGallery, item_values
+from retrieval.galleries.writer import FileWriter
 from retrieval.images.load import DECODE_POLICY
 from retrieval.model.embedder import Embedder
 from retrieval.model.runtime import Runtime
@@ -25,7 +26,9 @@ from retrieval.storage.facets import Facets, count_facets
 from retrieval.storage.identity import probe_pixels
 from retrieval.storage.inventory import inventory
 from retrieval.storage.listing import Order, Place, list_items
+from retrieval.storage.lookups import create_lookups
 from retrieval.storage.manifest import Manifest
+from retrieval.storage.merging import merge_small
 from retrieval.storage.paths import StorePaths
 from retrieval.storage.queries import (
     image_sizes,
@@ -38,6 +41,7 @@ from retrieval.storage.records import ActiveIndex, BadFile, GalleryState, IndexS
 from retrieval.storage.store import Store
 
 _TRIES = 5
+_WAITING = 10_000  # vectors that may be outside the index
 
 
 class FilesView(SearchableGallery):
@@ -63,7 +67,7 @@ class FilesView(SearchableGallery):
         self, folder: str | Path, *, root: str | Path | None = None, runtime: Runtime | None = None
     ) -> None:
         super().__init__(root, runtime)
-        self.store = Store(Path(folder))
+        self.store = FileWriter(Path(folder))
         self._filters = Filters(self.store)
         self._index: Index | None = None
         self._use(self._load())
@@ -120,6 +124,11 @@ class FilesView(SearchableGallery):
         return self.store.manifest
 
     @property
+    def writer(self) -> FileWriter:
+        """The store; see `SearchableGallery.writer`."""
+        return self.store
+
+    @property
     def index_kind(self) -> str:
         """Kind of the index; "flat" compares all vectors."""
         return str(self.index.card["kind"]) if self.index and self.index.usable else "flat"
@@ -135,13 +144,23 @@ class FilesView(SearchableGallery):
     def refresh(self) -> None:
         """Load the state committed last."""
         if self.replaced():
-            self.store = Store(self.folder)
+            self.store = FileWriter(self.folder)
             self._embedder = None
             self._filters = Filters(self.store)
             self._index = None
         self._use(self._load())
 
     # ---- index
+
+    def index_new(
+        self, spec: IndexSpec | None, *, reindex: bool, added: int, show_progress: bool = False
+    ) -> None:
+        """Merge small segments, and bring the indexes up to date; see `SearchableGallery.index_new`."""
+        if merge_small(self.store):
+            self.refresh()
+        create_lookups(self.store, show_progress=show_progress)
+        tolerated = 0 if reindex else max(_WAITING, len(self) // 10)
+        self.optimize_index(spec, tolerated=tolerated, show_progress=show_progress)
 
     def optimize_index(
         self, spec: IndexSpec | None = None, *, tolerated: int = 0, show_progress: bool = False

@@ -33,17 +33,6 @@ INAPPLICABLE = {
         "where this command does not apply",
         "build another collection by `lookalike index build` with the new model",
     ),
-    "sync": Inapplicable(
-        "",
-        "where this command does not apply",
-        "`lookalike index add` embeds new and changed files, `lookalike index remove` removes those that are "
-        "gone",
-    ),
-    "repair": Inapplicable(
-        "",
-        "where this command does not apply",
-        "omit --repair, and follow what `lookalike index verify` says",
-    ),
     "kind": Inapplicable("--kind", _OWN_INDEX, _RECALL),
     "memory": Inapplicable("--memory", _OWN_INDEX, _RECALL),
     "dim": Inapplicable("--index-dim", _OWN_INDEX, _RECALL),

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from retrieval.errors import InputError
+from retrieval.galleries.writer import Writer
 from retrieval.images.load import ImageSource
 from retrieval.machine.faiss_backend import CpuBackend, backend_for
 from retrieval.model.embedder import Embedder
@@ -25,7 +26,7 @@ from retrieval.storage.identity import check_same, check_vectors, own_model
 from retrieval.storage.listing import Order, Place
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.paths import ItemPaths
-from retrieval.storage.records import BadFile, StoredItem, Value
+from retrieval.storage.records import BadFile, IndexSpec, StoredItem, Value
 from retrieval.storage.schema import BUILT_IN
 
 _COPIES = 2  # of the picture of a query, which are searched for beside its nearest images
@@ -117,6 +118,11 @@ class SearchableGallery(ABC):
         """Facts about the gallery as a whole."""
 
     @property
+    @abstractmethod
+    def writer(self) -> Writer:
+        """Primitive changes of the gallery, of which runs and edits are made."""
+
+    @property
     def fingerprint(self) -> str:
         """SHA-256 of the model file that the vectors come from."""
         return self.manifest.fingerprint
@@ -187,6 +193,22 @@ class SearchableGallery(ABC):
     @abstractmethod
     def outside_index(self) -> int:
         """Number of vectors that the index does not cover, which are searched exactly."""
+
+    @abstractmethod
+    def index_new(
+        self, spec: IndexSpec | None, *, reindex: bool, added: int, show_progress: bool = False
+    ) -> None:
+        """Bring the index up to what is asked for at the end of a run, in which a few new vectors may wait.
+
+        Args:
+            spec: Kind, recall and memory; what it leaves open is as in the previous call.
+            reindex: Index even a few vectors.
+            added: Number of vectors that the run has added.
+            show_progress: Report progress on stderr.
+
+        Raises:
+            InputError, LookalikeError: The index cannot be built.
+        """
 
     @abstractmethod
     def info(self) -> dict[str, Any]:

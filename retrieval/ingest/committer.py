@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from retrieval.storage.planning import ExistingItem, ImageFile, former_items
+from retrieval.galleries.writer import Writer
+from retrieval.storage.planning import ExistingItem, ImageFile
 from retrieval.storage.records import BadFile, Change, NewItem
-from retrieval.storage.store import Store
 
 
 class ItemDraft(NamedTuple):
@@ -56,15 +56,15 @@ class Batch:
 
 
 class Committer:
-    """Commits one batch at a time, in order. Use it in `store.writing()`, from one thread, and close it.
+    """Commits one batch at a time, in order. Use it in `writer.running()`, from one thread, and close it.
 
     Args:
-        store: Store of the gallery.
+        writer: Writer of the gallery.
         committed: Called with each batch after it was committed, in the thread that waits for it.
     """
 
-    def __init__(self, store: Store, committed: Callable[[Batch], None]) -> None:
-        self._store, self._committed = store, committed
+    def __init__(self, writer: Writer, committed: Callable[[Batch], None]) -> None:
+        self._writer, self._committed = writer, committed
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._running: tuple[Batch, Future[None]] | None = None
 
@@ -75,7 +75,7 @@ class Committer:
             batch: Batch, which is not changed any more.
         """
         assert self._running is None
-        self._running = batch, self._pool.submit(_write, self._store, batch)
+        self._running = batch, self._pool.submit(_write, self._writer, batch)
 
     def wait(self) -> None:
         """Wait until the last batch is committed, and raise its error if that failed."""
@@ -91,32 +91,22 @@ class Committer:
         self._pool.shutdown()
 
 
-def _write(store: Store, batch: Batch) -> None:
-    items = _new_items(store, batch.drafts)
+def _write(writer: Writer, batch: Batch) -> None:
+    items = _new_items(writer, batch.drafts)
     if batch.changes:
-        store.amend(batch.changes)
+        writer.amend(batch.changes)
     if items or batch.bad:
-        empty = np.empty((0, store.manifest.dim), np.float32)
-        store.commit(np.concatenate([empty, *batch.vectors]), items, batch.bad)
+        empty = np.empty((0, writer.manifest.dim), np.float32)
+        writer.commit(np.concatenate([empty, *batch.vectors]), items, batch.bad)
 
 
-def _new_items(store: Store, drafts: Sequence[ItemDraft]) -> list[NewItem]:
-    """Return the items of drafts, with the label of the item that each replaces unless it has its own.
-
-    An image whose item was removed gets its key and label back.
-    """
-    places = [(d.image.root, d.image.path) for d in drafts if d.existing is None and d.image.id is None]
-    with store.reading() as db:
-        former = former_items(db, places)
-    return [_new_item(draft, former.get((draft.image.root, draft.image.path))) for draft in drafts]
-
-
-def _new_item(draft: ItemDraft, former: ExistingItem | None) -> NewItem:
-    image, existing, key = draft.image, draft.existing, draft.image.id
-    if existing is None and key is None:
-        existing = former
-        key = None if existing is None or existing.key == image.path else existing.key
-    stamp = image.stamp
-    if existing is not None and not image.has_own_label:
-        stamp = replace(stamp, label=existing.label)
-    return NewItem(stamp, draft.content, draft.width, draft.height, image.metadata, key)
+def _new_items(writer: Writer, drafts: Sequence[ItemDraft]) -> list[NewItem]:
+    """Return the items of drafts, with the label of the item that each replaces unless it has its own."""
+    heirs = writer.heirs([(draft.image, draft.existing) for draft in drafts])
+    items = []
+    for draft, (key, existing) in zip(drafts, heirs, strict=True):
+        image, stamp = draft.image, draft.image.stamp
+        if existing is not None and not image.has_own_label:
+            stamp = replace(stamp, label=existing.label)
+        items.append(NewItem(stamp, draft.content, draft.width, draft.height, image.metadata, key))
+    return items

@@ -12,7 +12,6 @@ from threading import Lock
 
 from retrieval.errors import ImageError, InputError, LookalikeError
 from retrieval.files import now
-from retrieval.galleries.files import FilesView
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.images.decode import KnownFile
 from retrieval.images.location import Location, locate_item
@@ -23,18 +22,15 @@ from retrieval.ingest.replay import replay, withhold
 from retrieval.ingest.sources import Scan, Sources, collect
 from retrieval.ingest.tables import TableReport
 from retrieval.progress import Progress
-from retrieval.storage.lookups import create_lookups
 from retrieval.storage.planning import (
     Comparison,
-    Contents,
     ExistingItem,
     ImageFile,
     ItemPlace,
+    ItemTable,
 )
-from retrieval.storage.queries import count_items, ids_by_key
 from retrieval.storage.records import BadFile, Change, IndexSpec
 from retrieval.text import pluralize
-from retrieval.upkeep.compact import merge_small
 
 COMMIT_ITEMS = 4096
 COMMIT_SECONDS = 30.0
@@ -46,7 +42,7 @@ _MIN_SAMPLE = 100  # files over which the share of unusable ones is counted, at 
 PlannedFile = tuple[ImageFile, ExistingItem | None]
 """A file to read, with the item that it has."""
 BatchSource = Callable[
-    [FilesView, Comparison, Callable[[str], bool]], Generator[tuple[list[PlannedFile], EmbeddedBatch]]
+    [SearchableGallery, Comparison, Callable[[str], bool]], Generator[tuple[list[PlannedFile], EmbeddedBatch]]
 ]
 """Function that embeds the files to read of a plan, and yields them in order with what was found in them.
 
@@ -134,7 +130,7 @@ def refuse_empty(gallery: SearchableGallery, result: IngestResult) -> None:
 
 
 def add_images(
-    gallery: FilesView,
+    gallery: SearchableGallery,
     sources: Sources,
     *,
     index: IndexSpec | None = None,
@@ -169,13 +165,13 @@ def add_images(
         LookalikeError: Too many files are unusable; images committed before stay.
         KeyboardInterrupt: Interrupted; images embedded before stay.
     """
-    # One lock for the whole run: two concurrent writers would embed the same files twice.
-    with gallery.store.writing():
+    writer = gallery.writer
+    with writer.running(), closing(writer.table()) as table:
         started = now()
-        found = collect(sources, known_roots(gallery.store))
+        found = collect(sources, known_roots(table))
         if not ignore_decisions:
             withhold(gallery.folder, found)
-        result = ingest(gallery, found, policy=policy, source=source, show_progress=show_progress)
+        result = ingest(gallery, table, found, policy=policy, source=source, show_progress=show_progress)
         if not ignore_decisions:
             replay_into(gallery, result)
         finish_run(
@@ -185,21 +181,25 @@ def add_images(
 
 
 def ingest(
-    gallery: FilesView,
+    gallery: SearchableGallery,
+    table: ItemTable,
     found: Scan,
     *,
     policy: BadFilePolicy | None = None,
     source: BatchSource | None = None,
     show_progress: bool = False,
 ) -> IngestResult:
-    """Bring a gallery up to date with the files of a scan. Call it inside `store.writing()`."""
+    """Bring a gallery, whose items are in a table, up to date with the files of a scan.
+
+    Call it inside `writer.running()`.
+    """
     policy = policy or BadFilePolicy()
-    with plan_indexing(gallery.store, found, retry=policy.retry, show_progress=show_progress) as plan:
-        return carry_out(gallery, plan, found, policy=policy, source=source, show_progress=show_progress)
+    plan = plan_indexing(gallery.writer, table, found, retry=policy.retry, show_progress=show_progress)
+    return carry_out(gallery, plan, found, policy=policy, source=source, show_progress=show_progress)
 
 
 def carry_out(
-    gallery: FilesView,
+    gallery: SearchableGallery,
     plan: Comparison,
     found: Scan,
     *,
@@ -210,7 +210,7 @@ def carry_out(
 ) -> IngestResult:
     """Embed the new and changed files of a plan, and follow moved ones.
 
-    Call it inside the `store.writing()` in which the plan was made. An item whose file cannot be read at
+    Call it inside the `writer.running()` in which the plan was made. An item whose file cannot be read at
     present is kept.
 
     Args:
@@ -225,7 +225,7 @@ def carry_out(
     Raises:
         LookalikeError, KeyboardInterrupt: As for `add_images`. Nothing is removed.
     """
-    store, policy = gallery.store, policy or BadFilePolicy()
+    writer, policy = gallery.writer, policy or BadFilePolicy()
     if gallery.changed():  # by another process, before we held the lock
         gallery.refresh()
     result = IngestResult(
@@ -236,29 +236,31 @@ def carry_out(
         withheld=found.withheld,
         bad=list(plan.known_bad()),
     )
-    for changes in changes_of(store, plan):
-        store.amend(changes)
+    for changes in changes_of(writer, plan):
+        writer.amend(changes)
         result.described += len(changes)
     with Progress("embedding", plan.todo_count, show=show_progress) as progress:
         _Run(gallery, plan, result, policy, source or embed_here).run(progress)
     if outdated := plan.renamed():
-        result.removed += store.remove(outdated)
+        result.removed += writer.remove(outdated)
     for gone in plan.gone_items() if remove_gone else ():
-        result.removed += store.remove(gone)
+        result.removed += writer.remove(gone)
     gallery.refresh()
     result.duplicates = plan.duplicates()
     return result
 
 
-def replay_into(gallery: FilesView, result: IngestResult) -> None:
+def replay_into(gallery: SearchableGallery, result: IngestResult) -> None:
     """Carry out the decisions made by hand that are not in effect, and count them in a result."""
-    done = replay(gallery.store)
+    if not gallery.writer.replays:
+        return
+    done = replay(gallery.writer)
     result.relabelled, result.removed = done.relabelled, result.removed + done.removed
     gallery.refresh()
 
 
 def finish_run(
-    gallery: FilesView,
+    gallery: SearchableGallery,
     result: IngestResult,
     command: str,
     started: str,
@@ -268,32 +270,12 @@ def finish_run(
     show_progress: bool = False,
 ) -> None:
     """Index new vectors if there are many or another index is specified, and record the run."""
-    index_new_vectors(gallery, index, reindex=reindex, show_progress=show_progress)
-    gallery.store.record_run(command, started, {**result.counts, "bad": len(result.bad)})
-
-
-def index_new_vectors(
-    gallery: FilesView, index: IndexSpec | None = None, *, reindex: bool = False, show_progress: bool = False
-) -> None:
-    """Merge small segments, and bring the indexes up to what is asked for; a few new vectors may wait.
-
-    Every command that adds vectors calls it at its end.
-
-    Args:
-        gallery: Gallery, inside `store.writing()`.
-        index: Index to build; `None` keeps the present kind of index.
-        reindex: Index even a few vectors.
-        show_progress: Print progress on stderr.
-    """
-    if merge_small(gallery.store):
-        gallery.refresh()
-    create_lookups(gallery.store, show_progress=show_progress)
-    tolerated = 0 if reindex else max(10_000, len(gallery) // 10)
-    gallery.optimize_index(index, tolerated=tolerated, show_progress=show_progress)
+    gallery.index_new(index, reindex=reindex, added=result.added, show_progress=show_progress)
+    gallery.writer.record_run(command, started, {**result.counts, "bad": len(result.bad)})
 
 
 def embed_here(
-    gallery: FilesView, plan: Comparison, known: Callable[[str], bool]
+    gallery: SearchableGallery, plan: Comparison, known: Callable[[str], bool]
 ) -> Generator[tuple[list[PlannedFile], EmbeddedBatch]]:
     """Embed the files of a plan in this process: the default `BatchSource`."""
     reading = deque[PlannedFile]()
@@ -318,7 +300,7 @@ class _Run:
 
     def __init__(
         self,
-        gallery: FilesView,
+        gallery: SearchableGallery,
         plan: Comparison,
         result: IngestResult,
         policy: BadFilePolicy,
@@ -326,14 +308,13 @@ class _Run:
     ) -> None:
         self._gallery, self._plan, self._result, self._policy = gallery, plan, result, policy
         self._source = source
-        self._contents = Contents(gallery.store)
         # Items with the bytes of the files that are being read, and the number of those files.
         self._known: dict[str, tuple[list[ItemPlace], int]] = {}
         self._lock = Lock()
         self._moved: set[int] = set()  # items whose path was changed by this run
         self._collected = Batch()
         self._keys: set[str] = set()  # new keys in its changes
-        self._committer = Committer(gallery.store, self._note)
+        self._committer = Committer(gallery.writer, self._note)
         self._deadline = time.monotonic() + COMMIT_SECONDS
 
     def run(self, progress: Progress) -> None:
@@ -343,7 +324,7 @@ class _Run:
                 self._process_all(progress)
             except KeyboardInterrupt:
                 self._finish()
-                count = pluralize(count_items(self._gallery.store).live, "image")
+                count = pluralize(self._gallery.writer.count(), "image")
                 raise KeyboardInterrupt(
                     f"interrupted; {count} in the gallery, {self._result.added} of this run; "
                     "run the same command again to continue"
@@ -376,7 +357,7 @@ class _Run:
 
     def _is_known(self, content: str) -> bool:
         """Return whether the gallery has embedded these bytes. Called by several threads."""
-        items = self._contents.items(content)
+        items = self._plan.table.known(content)
         if items:
             with self._lock:
                 self._known[content] = items, self._known.get(content, (items, 0))[1] + 1
@@ -445,7 +426,7 @@ class _Run:
         change = moved_item(image, item)
         if change.key is not None and change.key not in (image.id, item.key):
             self._committer.wait()  # for the keys of its items
-            if change.key in self._keys or ids_by_key(self._gallery.store, [change.key]):
+            if change.key in self._keys or self._gallery.writer.ids_by_key([change.key]):
                 change = replace(change, key=image.full.as_posix())
             self._keys.add(str(change.key))
         self._collected.changes.append(change)

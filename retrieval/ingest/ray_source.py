@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from retrieval.errors import ImageError, InputError, LookalikeError
-from retrieval.galleries.files import FilesView
+from retrieval.galleries.searchable import SearchableGallery
 from retrieval.images.decode import KnownFile
 from retrieval.images.load import DECODE_POLICY
 from retrieval.ingest.indexing import PlannedFile
@@ -64,7 +64,7 @@ class RaySource:
     show_progress: bool = False
 
     def __call__(
-        self, gallery: FilesView, plan: Comparison, known: Callable[[str], bool]
+        self, gallery: SearchableGallery, plan: Comparison, known: Callable[[str], bool]
     ) -> Generator[tuple[list[PlannedFile], EmbeddedBatch]]:
         """Yield the files to read of the plan with what was found in them, in order."""
         folder = gallery.folder
@@ -95,7 +95,7 @@ class _Run:
     """
 
     def __init__(
-        self, gallery: FilesView, plan: Comparison, shards: VectorShards, job: Job, *, retry: bool
+        self, gallery: SearchableGallery, plan: Comparison, shards: VectorShards, job: Job, *, retry: bool
     ) -> None:
         self._folder, self._plan, self._shards, self._job = gallery.folder.absolute(), plan, shards, job
         files = ShardedFiles(shards, job.origin)

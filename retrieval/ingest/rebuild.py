@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -81,7 +82,8 @@ def rebuild(
             carry_identities(gallery.store, new.store)
             _link_uploads(gallery.store, new.store)
             resumed, started, found = len(new), now(), Scan(_stored_files(gallery))
-            result = ingest(new, found, policy=policy, show_progress=show_progress)
+            with closing(new.store.table()) as table:
+                result = ingest(new, table, found, policy=policy, show_progress=show_progress)
             index = gallery.store.manifest.index_spec
             finish_run(
                 new, result, "rebuild", started, reindex=True, index=index, show_progress=show_progress

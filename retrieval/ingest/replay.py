@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retrieval.errors import ImageError
+from retrieval.galleries.writer import Writer
 from retrieval.images.load import read_bytes
 from retrieval.images.location import locate_item
 from retrieval.ingest.sources import Entry, Scan
 from retrieval.storage.decisions import Decision, DecisionLog
 from retrieval.storage.planning import ImageFile
-from retrieval.storage.queries import ids_by_key
 from retrieval.storage.records import UPLOADS, Change, StoredItem
-from retrieval.storage.store import Store
 
 _AT_ONCE = 1000  # items read at a time
 
@@ -83,8 +82,8 @@ class Replay:
     removed: int = 0
 
 
-def replay(store: Store) -> Replay:
-    """Carry out the decisions that are not in effect in a gallery. Call it inside `store.writing()`.
+def replay(writer: Writer) -> Replay:
+    """Carry out the decisions that are not in effect in a gallery. Call it inside `writer.running()`.
 
     A label is changed if it is one of those that decisions have replaced: a label that came from elsewhere
     since, as from a table, stays. Replaying again changes nothing.
@@ -94,23 +93,23 @@ def replay(store: Store) -> Replay:
     """
     done = Replay()
     histories: dict[str, list[Decision]] = {}
-    for decision in DecisionLog(store.folder).in_effect():
+    for decision in DecisionLog(writer.folder).in_effect():
         if decision.path and decision.root != UPLOADS:
             histories.setdefault(decision.key, []).append(decision)
     keys = [*histories]
     for start in range(0, len(keys), _AT_ONCE):
-        ids = ids_by_key(store, keys[start : start + _AT_ONCE])
+        ids = writer.ids_by_key(keys[start : start + _AT_ONCE])
         removed, changes = list[int](), list[Change]()
-        for item in store.items([*ids.values()]):
+        for item in writer.items([*ids.values()]):
             history = [one for one in histories[item.key] if one.content == item.content_sha256]
             if history and history[-1].action == "remove":
                 removed.append(item.id)
             elif (label := _label(item, history)) != item.label:
                 changes.append(Change(item.id, item.stamp(label)))
         if changes:
-            store.amend(changes)
+            writer.amend(changes)
         if removed:
-            store.remove(removed)
+            writer.remove(removed)
         done.relabelled += len(changes)
         done.removed += len(removed)
     return done

@@ -82,7 +82,7 @@ class StoreImport:
                 left.append(position)
                 self.replaced += 1
         if left:
-            gallery.put([items[position] for position in left], vectors[left])
+            gallery.writer.put([items[position] for position in left], vectors[left])
 
 
 def _new_items(facts: Facts, metadata: dict[str, Sequence[Value]]) -> list[NewItem]:
@@ -126,7 +126,7 @@ def _kinds_of(gallery: DatabaseView) -> dict[str, str]:
     kinds = types_of(gallery)
     integers = {name for name, kind in kinds.items() if kind == "number"}
     if integers:
-        for items in gallery.scan(size=_AT_ONCE):
+        for items in gallery.writer.scan(size=_AT_ONCE):
             integers -= {
                 name for item in items for name, value in item.metadata.items() if isinstance(value, float)
             }
@@ -143,7 +143,7 @@ def rows_of_database(gallery: DatabaseView, progress: Progress) -> tuple[Mapping
 
 def _chunks_of(gallery: DatabaseView, names: Sequence[str], progress: Progress) -> Iterator[Chunk]:
     start = 0
-    for page in gallery.scan(size=_AT_ONCE):
+    for page in gallery.writer.scan(size=_AT_ONCE):
         vectors = gallery.vectors([item.id for item in page])
         items = [item for item in page if item.id in vectors]
         if not items:

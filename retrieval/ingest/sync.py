@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from retrieval.errors import InputError
 from retrieval.files import now
-from retrieval.galleries.files import FilesView
+from retrieval.galleries.database import DatabaseView
+from retrieval.galleries.searchable import SearchableGallery
 from retrieval.images.location import Location, locate, locate_item
 from retrieval.ingest.file_plan import find_gone, in_chunks, known_roots, match_moved, plan_indexing
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult, carry_out, finish_run, replay_into
 from retrieval.ingest.replay import withhold
 from retrieval.ingest.sources import Entry, Scan, absolute, scan
 from retrieval.progress import Progress
-from retrieval.storage.planning import Comparison, ImageFile, item_files
-from retrieval.storage.queries import count_items
+from retrieval.storage.planning import Comparison, ImageFile, ItemTable
 from retrieval.text import pluralize
 
 
@@ -90,7 +91,7 @@ class UpdateResult:
 
 
 def update(
-    gallery: FilesView,
+    gallery: SearchableGallery,
     *,
     prune: bool = False,
     limit: RemovalLimit | None = None,
@@ -117,30 +118,29 @@ def update(
             limit allows and `prune` is set. Nothing is changed.
         LookalikeError, KeyboardInterrupt: As for `add_images`.
     """
-    store, policy = gallery.store, policy or BadFilePolicy()
-    with store.writing():
+    writer, policy = gallery.writer, policy or BadFilePolicy()
+    with writer.running(), closing(writer.table(whole=True)) as table:
         started, gone = now(), list[int]()
-        total = count_items(store).live
-        found = Scan(_stored_files(gallery, gone, total, show_progress))
-        with plan_indexing(
-            store, found, retry=policy.retry, checksum=checksum, show_progress=show_progress
-        ) as plan:
-            plan.add_gone(gone)
-            existing = plan.file_count
-            if gone and not existing:
-                raise InputError(
-                    f"{gallery.folder}: all image files are gone, for example {plan.gone_example()}; "
-                    "is the disk mounted?"
-                )
-            if gone:
-                _add_new_files(gallery, plan)
-                match_moved(store, plan, show_progress)
-            if prune:
-                _check_limit(str(gallery.folder), plan, existing + len(gone), limit)
-            result = carry_out(
-                gallery, plan, found, policy=policy, remove_gone=prune, show_progress=show_progress
+        found = Scan(_stored_files(gallery, table, gone, writer.count(), show_progress))
+        plan = plan_indexing(
+            writer, table, found, retry=policy.retry, checksum=checksum, show_progress=show_progress
+        )
+        plan.add_gone(gone)
+        existing = plan.file_count
+        if gone and not existing:
+            raise InputError(
+                f"{gallery.folder}: all image files are gone, for example {plan.gone_example()}; "
+                "is the disk mounted?"
             )
-            paths = plan.gone_paths()
+        if gone:
+            _add_new_files(gallery, plan)
+            match_moved(plan, show_progress)
+        if prune:
+            _check_limit(str(gallery.folder), plan, existing + len(gone), limit)
+        result = carry_out(
+            gallery, plan, found, policy=policy, remove_gone=prune, show_progress=show_progress
+        )
+        paths = plan.gone_paths()
         if not ignore_decisions:
             replay_into(gallery, result)
         if prune:
@@ -150,7 +150,7 @@ def update(
 
 
 def folder_difference(
-    gallery: FilesView,
+    gallery: SearchableGallery,
     folder: Path,
     *,
     limit: RemovalLimit | None = None,
@@ -160,10 +160,11 @@ def folder_difference(
     show_progress: bool = False,
 ) -> FolderDifference:
     """Return what `sync` would do, without changing anything. The arguments are those of `sync`."""
-    top, found = _scan_folder(gallery, folder, min_age, ignore_decisions)
-    with plan_indexing(gallery.store, found, checksum=checksum, show_progress=show_progress) as plan:
-        find_gone(gallery.store, plan, top)
-        match_moved(gallery.store, plan, show_progress)
+    with closing(gallery.writer.table(whole=True)) as table:
+        top, found = _scan_folder(table, folder, min_age, ignore_decisions)
+        plan = plan_indexing(gallery.writer, table, found, checksum=checksum, show_progress=show_progress)
+        find_gone(plan, top)
+        match_moved(plan, show_progress)
         changed = plan.changed_count
         return FolderDifference(
             plan.todo_count - changed,
@@ -177,7 +178,7 @@ def folder_difference(
 
 
 def sync(
-    gallery: FilesView,
+    gallery: SearchableGallery,
     folder: Path,
     *,
     limit: RemovalLimit | None = None,
@@ -207,19 +208,17 @@ def sync(
             be removed. Nothing is changed.
         LookalikeError, KeyboardInterrupt: As for `add_images`. Nothing is removed.
     """
-    store, policy = gallery.store, policy or BadFilePolicy()
-    with store.writing():
+    writer, policy = gallery.writer, policy or BadFilePolicy()
+    with writer.running(), closing(writer.table(whole=True)) as table:
         started = now()
-        top, found = _scan_folder(gallery, folder, min_age, ignore_decisions)
-        with plan_indexing(
-            store, found, retry=policy.retry, checksum=checksum, show_progress=show_progress
-        ) as plan:
-            find_gone(store, plan, top)
-            match_moved(store, plan, show_progress)
-            _check_limit(str(folder), plan, plan.below, limit)
-            result = carry_out(
-                gallery, plan, found, policy=policy, remove_gone=True, show_progress=show_progress
-            )
+        top, found = _scan_folder(table, folder, min_age, ignore_decisions)
+        plan = plan_indexing(
+            writer, table, found, retry=policy.retry, checksum=checksum, show_progress=show_progress
+        )
+        find_gone(plan, top)
+        match_moved(plan, show_progress)
+        _check_limit(str(folder), plan, plan.below, limit)
+        result = carry_out(gallery, plan, found, policy=policy, remove_gone=True, show_progress=show_progress)
         if not ignore_decisions:
             replay_into(gallery, result)
         _forget_bad_files(gallery, top)
@@ -227,17 +226,28 @@ def sync(
     return result
 
 
-def _scan_folder(
-    gallery: FilesView, folder: Path, min_age: float, ignore_decisions: bool
-) -> tuple[Path, Scan]:
+def embed_again(gallery: DatabaseView, ids: Sequence[int], *, show_progress: bool = False) -> None:
+    """Embed the files of items of a gallery in a database again, as their vectors are missing or damaged."""
+    writer = gallery.writer
+    with writer.running(), closing(writer.table()) as table:
+        items = writer.items(ids)
+        table.put(items, embedded=False)
+        home = str(gallery.folder.resolve())
+        stamps = ((item, locate_item(home, item.root, item.path).stamp()) for item in items if item.path)
+        files = [ImageFile(item.root, item.path, *stamp) for item, stamp in stamps if stamp is not None]
+        plan = plan_indexing(writer, table, Scan(files), show_progress=show_progress)
+        carry_out(gallery, plan, Scan(), show_progress=show_progress)
+
+
+def _scan_folder(table: ItemTable, folder: Path, min_age: float, ignore_decisions: bool) -> tuple[Path, Scan]:
     place = Location.parse(folder)
     if place.kind != "url" and not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder")
-    found = scan([place], known_roots(gallery.store))
+    found = scan([place], known_roots(table))
     if min_age:
         found.entries = _settled(found.entries, min_age)
     if not ignore_decisions:
-        withhold(gallery.folder, found)
+        withhold(table.folder, found)
     return absolute(place), found
 
 
@@ -260,12 +270,12 @@ def _check_limit(where: str, plan: Comparison, total: int, limit: RemovalLimit |
 
 
 def _stored_files(
-    gallery: FilesView, gone: list[int], total: int, show_progress: bool
+    gallery: SearchableGallery, table: ItemTable, gone: list[int], total: int, show_progress: bool
 ) -> Iterator[ImageFile]:
     """Yield the file of every item, and add to `gone` the items whose file is gone."""
     home, last = str(gallery.folder.resolve()), 0
     with Progress("checking", total, "files", show=show_progress) as progress:
-        while items := item_files(gallery.store, last):
+        while items := table.item_files(last):
             for item, root, path in items:
                 stamp = locate_item(home, root, path).stamp()
                 if stamp is None:
@@ -276,7 +286,7 @@ def _stored_files(
             progress.update(len(items))
 
 
-def _add_new_files(gallery: FilesView, plan: Comparison) -> None:
+def _add_new_files(gallery: SearchableGallery, plan: Comparison) -> None:
     """Add the files of the folders of gone items to a plan, as new places."""
     home = gallery.folder.resolve()
     folders = sorted(str(home / root) for root in plan.gone_roots() if (home / root).is_dir())
@@ -288,12 +298,12 @@ def _add_new_files(gallery: FilesView, plan: Comparison) -> None:
             continue
 
 
-def _forget_bad_files(gallery: FilesView, top: Path | None = None) -> None:
+def _forget_bad_files(gallery: SearchableGallery, top: Path | None = None) -> None:
     """Drop deleted files from the list of unusable files: those below `top`, or all."""
     gone = [
         file.stamp.key
-        for file in gallery.store.bad_files()
+        for file in gallery.writer.bad_files()
         if (top is None or file.stamp.full.is_relative_to(top)) and not locate(file.stamp.full).exists()
     ]
     if gone:
-        gallery.store.forget_bad_files(gone)
+        gallery.writer.forget_bad_files(gone)

@@ -23,7 +23,6 @@ from retrieval.galleries.database_folder import is_store, read_folder
 from retrieval.galleries.files import FilesView
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.images.location import shown
-from retrieval.ingest.indexing import index_new_vectors
 from retrieval.ingest.store_transfer import StoreImport, types_of
 from retrieval.ingest.tables import TableReport, import_pyarrow
 from retrieval.ingest.vector_files import VECTOR, Chunk, NpyVectors, VectorFile, open_vectors
@@ -288,7 +287,7 @@ def import_into_files(
         gallery.refresh()
         unchanged = 0 if is_new else items.check(gallery, show_progress=show_progress)
         result = _append(gallery, items, unchanged, started, show_progress)
-        index_new_vectors(gallery, index, show_progress=show_progress)
+        gallery.index_new(index, reindex=False, added=result.added, show_progress=show_progress)
     return replace(result, table=origin.table)
 
 

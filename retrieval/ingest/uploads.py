@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 import numpy as np
 
-from retrieval.errors import LookalikeError
 from retrieval.files import atomic_write, fsync_folder, now
+from retrieval.galleries.writer import Writer
 from retrieval.images.load import open_bytes
-from retrieval.ingest.file_plan import check_metadata
-from retrieval.storage.queries import ids_by_key, items_by_content
 from retrieval.storage.records import UPLOADS, FileStamp, NewItem, Value
-from retrieval.storage.store import Store
-from retrieval.upkeep.compact import merge_small
 
 _MAX_NAME = 200  # characters
 
@@ -58,18 +53,18 @@ class StoredUpload:
 
 
 def store_uploads(
-    store: Store,
+    writer: Writer,
     uploads: Sequence[Upload],
     label: str | None = None,
     metadata: Mapping[str, Value] | None = None,
 ) -> list[StoredUpload]:
-    """Store uploads and their files in one transaction. Call it inside `store.writing()`.
+    """Store uploads and their files at once. Call it inside `writer.writing()`.
 
     The file name is the SHA-256 of the bytes, so a client never chooses a file name. The item's key is the
     client's name, sanitized, if no item has that key. Known bytes are not stored again.
 
     Args:
-        store: Store of the gallery.
+        writer: Writer of the gallery.
         uploads: Images to store.
         label: Label of all uploads.
         metadata: Metadata of all uploads, by column.
@@ -81,60 +76,34 @@ def store_uploads(
         InputError: The metadata does not fit the gallery's columns. Nothing is changed.
         LookalikeError, OSError: Writing failed. Nothing is changed.
     """
-    digests = [upload.digest for upload in uploads]
-    known = items_by_content(store, digests)
-    new = unknown(uploads, known)
-    if new:
-        started = now()
-        check_metadata(store, metadata or {}, [("metadata", metadata or {})])
-        try:
-            items = write_files(
-                store.uploads, new, label, metadata or {}, lambda keys: {*ids_by_key(store, keys)}
-            )
-            store.commit(np.stack([upload.vector for upload in new.values()]), items)
-        except BaseException:
-            with suppress(OSError, LookalikeError):
-                store.clear_leftovers()  # the new files
-            raise
-        store.record_run("add", started, {"added": len(items)})
-        merge_small(store)
-        ids = ids_by_key(store, [item.key for item in items if item.key is not None])
-        known |= {item.content_sha256: ids[item.key] for item in items if item.key is not None}
-    return stored_uploads(uploads, known, new)
-
-
-def unknown(uploads: Sequence[Upload], known: Mapping[str, int]) -> dict[str, Upload]:
-    """Return the first upload of each SHA-256 that is not among the known ones."""
+    ids, given = writer.ids_by_content([upload.digest for upload in uploads]), metadata or {}
     new: dict[str, Upload] = {}
     for upload in uploads:
-        if upload.digest not in known:
+        if upload.digest not in ids:
             new.setdefault(upload.digest, upload)
-    return new
+    if new:
+        started, items = now(), list[NewItem]()
+        writer.check_metadata(given, [("metadata", given)])
+        try:
+            items = _write_files(writer, new, label, given)
+            writer.commit(np.stack([upload.vector for upload in new.values()]), items)
+        except BaseException as error:
+            writer.discard(items, error)
+            raise
+        writer.record_run("add", started, {"added": len(items)})
+        writer.merge()
+        ids |= writer.ids_by_content([*new])
+    return [StoredUpload(ids[one.digest], new.get(one.digest) is one) for one in uploads]
 
 
-def stored_uploads(
-    uploads: Sequence[Upload], ids: Mapping[str, int], new: Mapping[str, Upload]
-) -> list[StoredUpload]:
-    """Return the item of each upload, by the ids of all SHA-256 and the uploads that were new."""
-    return [StoredUpload(ids[upload.digest], new.get(upload.digest) is upload) for upload in uploads]
-
-
-def write_files(
-    folder: Path,
-    new: Mapping[str, Upload],
-    label: str | None,
-    metadata: Mapping[str, Value],
-    taken: Callable[[Sequence[str]], set[str]],
+def _write_files(
+    writer: Writer, new: Mapping[str, Upload], label: str | None, metadata: Mapping[str, Value]
 ) -> list[NewItem]:
-    """Write the files of uploads, and return the items to commit. Only the owner can read a new folder.
+    """Write the files of uploads by SHA-256, and return the items to commit.
 
-    Args:
-        folder: Folder of the uploads.
-        new: Uploads by the SHA-256 of their bytes.
-        label: Label of all uploads.
-        metadata: Metadata of all uploads.
-        taken: Returns those of some keys that an item of the gallery has, or that may not be used.
+    Only the owner can read a new folder.
     """
+    folder = writer.uploads
     if not folder.is_dir():
         folder.mkdir(0o700)
         fsync_folder(folder.parent)
@@ -150,7 +119,7 @@ def write_files(
         status = file.stat()
         stamp = FileStamp(UPLOADS, file.name, status.st_size, status.st_mtime_ns, label)
         names = _names(upload.name, digest, opened.suffix)
-        used = taken(names) | items.keys()
+        used = writer.taken(names) | items.keys()
         key = next((name for name in names if name not in used), names[-1])
         items[key] = NewItem(stamp, digest, *opened.upright_size, metadata, key)
     return list(items.values())

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from retrieval.errors import LookalikeError
-from retrieval.galleries.files import FilesView
+from retrieval.galleries.searchable import SearchableGallery
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult
 from retrieval.ingest.sync import RemovalLimit, folder_difference, sync
 
@@ -20,7 +20,7 @@ _MIN_AGE = 2.0  # seconds since the last modification of a file; a younger one m
 
 
 def watch(
-    gallery: FilesView,
+    gallery: SearchableGallery,
     folder: Path,
     *,
     seconds: float = SECONDS,

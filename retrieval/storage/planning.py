@@ -3,13 +3,15 @@
 The files of a run may be many millions, so they are never in memory together: they are written to a private
 SQLite database (below $SQLITE_TMPDIR, $TMPDIR or /var/tmp; removed with the process) and joined with the
 gallery's items by root and path. Only files that need work are kept there. Each statement reads the gallery
-for a limited number of rows, so that no read transaction stays open.
+for a limited number of rows, so that no read transaction stays open. Of a gallery in a database, the items
+are copied there; see `retrieval.storage.mirror`.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
@@ -141,38 +143,128 @@ _FILE = "root, path, size, mtime_ns, label, key, metadata, own_label"
 _FILE_COLUMNS = ", ".join(f"files.{name}" for name in _FILE.split(", "))
 
 
-class Comparison:
-    """Files and the items of a gallery that they are compared with; use as a context manager.
+class ItemTable(ABC):
+    """Items that files are compared with: the schema `gallery` of a private temporary database.
 
     Attributes:
+        folder: Gallery folder.
+        uploads: Folder of the uploaded image files.
+        db: Connection to the database; the schema has the tables `items` and `bad`.
+
+    Args:
+        folder: Gallery folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.uploads = folder, folder.resolve() / UPLOADS
+        self.db = sqlite3.connect("", uri=True, isolation_level=None, check_same_thread=False)
+        self.db.executescript(_SETTINGS)
+
+    def close(self) -> None:
+        """Delete the temporary database."""
+        self.db.close()
+
+    @abstractmethod
+    def look_up(self, files: Sequence[ImageFile | BadFile]) -> None:
+        """Prepare for the comparison of some files."""
+
+    @abstractmethod
+    def known(self, digest: str) -> list[ItemPlace]:
+        """Return the items with a vector whose file has a SHA-256, oldest first. Thread-safe."""
+
+    def roots(self) -> list[str]:
+        """Return the roots of the live items' files, by looking up one item of each root."""
+        step = f"SELECT min(root) FROM gallery.items AS items WHERE {LIVE} AND path != ''"
+        query = (
+            f"WITH RECURSIVE found (root) AS ({step} UNION ALL SELECT ({step} AND root > found.root) FROM "
+            "found WHERE found.root IS NOT NULL) SELECT root FROM found WHERE root IS NOT NULL"
+        )
+        with self.errors():
+            return [root for (root,) in self.db.execute(query)]
+
+    def item_files(self, after: int) -> list[tuple[int, str, str]]:
+        """Return id, root and path of the next live items that have a file, by id; none at the end.
+
+        Args:
+            after: Id below the first one.
+        """
+        some = f"ORDER BY id LIMIT {10 * _PAGE}"
+        chosen = f"{LIVE} AND path != '' AND id > ? {some}"
+        with self.errors():
+            return self.db.execute(
+                f"SELECT id, root, path FROM gallery.items AS items WHERE {chosen}", (after,)
+            ).fetchall()
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Convert errors of either database; only the temporary one is written."""
+        try:
+            with database.convert_errors(self.folder):
+                yield
+        except LookalikeError as error:
+            code = getattr(error.__cause__, "sqlite_errorcode", None)
+            if code == sqlite3.SQLITE_FULL:
+                raise LookalikeError(
+                    "temporary database of the files: the disk is full; free some space, or name another "
+                    "folder in the environment variable SQLITE_TMPDIR"
+                ) from error
+            raise
+
+
+class StoreTable(ItemTable):
+    """The items of a gallery in files, as they are in its database.
+
+    Args:
+        store: Store of the gallery.
+    """
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store.folder)
+        database.attach(self.db, store.folder, "gallery")
+        self.db.executescript(f"PRAGMA gallery.cache_size = -{_CACHE_KIB}; PRAGMA busy_timeout = 30000")
+        self._store = store
+        with store.reading() as db:
+            self._newest = last_number(db)
+
+    def look_up(self, files: Sequence[ImageFile | BadFile]) -> None:
+        """Do nothing: all items are there."""
+
+    def known(self, digest: str) -> list[ItemPlace]:
+        """Return the items with these bytes, without vectors newer than this object; see `ItemTable`."""
+        if not self._newest:
+            return []
+        query = (
+            "SELECT id, key, root, path, label, width, height FROM items "
+            f"WHERE content_sha256 = ? AND content_sha256 != '' AND {SEARCHABLE} AND vector <= ? ORDER BY id"
+        )
+        return [ItemPlace(*row) for row in self._store.select(query, (digest, self._newest))]
+
+
+class Comparison:
+    """Files and the items of a gallery that they are compared with.
+
+    Attributes:
+        table: The items.
         metadata_names: Names of all metadata columns of the files.
         below: Number of items compared by `find_gone`.
 
     Args:
-        store: Store of the gallery.
+        table: Items that the files are compared with; one comparison of each table.
         retry: Retry files that were unusable before, although they have not changed.
         checksum: Unchanged sizes and times do not count as unchanged: see `to_check`.
         distinct: Of several entries for the same file only the first one counts.
     """
 
     def __init__(
-        self, store: Store, *, retry: bool = False, checksum: bool = False, distinct: bool = False
+        self, table: ItemTable, *, retry: bool = False, checksum: bool = False, distinct: bool = False
     ) -> None:
-        self._store, self._distinct = store, distinct
+        self.table, self._distinct = table, distinct
         self._options = {"retry": retry, "checksum": checksum}
         self.metadata_names: set[str] = set()
         self.below = 0
         self._unchanged = self._last = 0
-        self._db = sqlite3.connect("", uri=True, isolation_level=None, check_same_thread=False)
-        self._db.executescript(_SETTINGS + _TABLES)
-        database.attach(self._db, store.folder, "gallery")
-        self._db.executescript(f"PRAGMA gallery.cache_size = -{_CACHE_KIB}; PRAGMA busy_timeout = 30000")
-
-    def __enter__(self) -> Comparison:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._db.close()
+        self._db, self._errors = table.db, table.errors
+        self._db.executescript(_TABLES)
 
     # ---- files
 
@@ -199,6 +291,7 @@ class Comparison:
             )
 
     def _fill(self, files: Sequence[ImageFile | BadFile]) -> None:
+        self.table.look_up(files)
         prefixes: dict[str, str | None] = {}  # of the paths of uploads below a root
         rows = []
         for n, file in enumerate(files, self._last + 1):
@@ -239,7 +332,7 @@ class Comparison:
 
     def _uploads_below(self, root: str) -> str | None:
         """Return the beginning of the paths of uploads below a root; `None` if they are not there."""
-        uploads = self._store.uploads
+        uploads = self.table.uploads
         if not uploads.is_relative_to(root):
             return None
         return f"{uploads.relative_to(root).as_posix()}/" if str(uploads) != root else ""
@@ -470,21 +563,6 @@ class Comparison:
         for rows in self._parts(query):
             yield [item for _, item in rows if item is not None]
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Convert errors of either database; only the temporary one is written."""
-        try:
-            with database.convert_errors(self._store.folder):
-                yield
-        except LookalikeError as error:
-            code = getattr(error.__cause__, "sqlite_errorcode", None)
-            if code == sqlite3.SQLITE_FULL:
-                raise LookalikeError(
-                    "temporary database of the files: the disk is full; free some space, or name another "
-                    "folder in the environment variable SQLITE_TMPDIR"
-                ) from error
-            raise
-
     # ---- pages
 
     def _pages(self, columns: str, condition: str) -> Iterator[tuple[Any, ...]]:
@@ -517,29 +595,6 @@ def _image(row: Sequence[Any]) -> ImageFile:
     return ImageFile(root, path, size, mtime_ns, label, key, values, bool(own))
 
 
-class Contents:
-    """Searchable items by the SHA-256 of their file, as they are stored now; thread-safe.
-
-    Args:
-        store: Store of the gallery.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        with store.reading() as db:
-            self._newest = last_number(db)
-
-    def items(self, digest: str) -> list[ItemPlace]:
-        """Return the items with these bytes, oldest first, without vectors newer than this object."""
-        if not self._newest:
-            return []
-        query = (
-            "SELECT id, key, root, path, label, width, height FROM items "
-            f"WHERE content_sha256 = ? AND content_sha256 != '' AND {SEARCHABLE} AND vector <= ? ORDER BY id"
-        )
-        return [ItemPlace(*row) for row in self._store.select(query, (digest, self._newest))]
-
-
 def former_items(
     db: sqlite3.Connection, places: Sequence[tuple[str, str]]
 ) -> dict[tuple[str, str], ExistingItem]:
@@ -559,25 +614,3 @@ def former_items(
     )
     found = db.execute(query, (json.dumps(places),))
     return {(root, path): ExistingItem(*item) for root, path, *item in found}
-
-
-def item_files(store: Store, after: int) -> list[tuple[int, str, str]]:
-    """Return id, root and path of the next live items that have a file, by id; none at the end.
-
-    Args:
-        store: Gallery store.
-        after: Id below the first one.
-    """
-    some = f"ORDER BY id LIMIT {10 * _PAGE}"
-    query = f"SELECT id, root, path FROM items WHERE {LIVE} AND path != '' AND id > ? {some}"
-    return store.select(query, (after,))
-
-
-def roots(store: Store) -> list[str]:
-    """Return the roots of the live items' files, by looking up one item of each root."""
-    step = f"SELECT min(root) FROM items WHERE {LIVE} AND path != ''"
-    query = (
-        f"WITH RECURSIVE found (root) AS ({step} UNION ALL SELECT ({step} AND root > found.root) FROM found "
-        "WHERE found.root IS NOT NULL) SELECT root FROM found WHERE root IS NOT NULL"
-    )
-    return [root for (root,) in store.select(query)]

@@ -28,8 +28,8 @@ from retrieval.storage import maintenance, removals
 from retrieval.storage.identity import keep_model, model_file, probe_pixels, probes_file
 from retrieval.storage.maintenance import Replacement
 from retrieval.storage.manifest import Manifest
+from retrieval.storage.merging import rewrite
 from retrieval.storage.queries import count_items
-from retrieval.upkeep.compact import rewrite
 from retrieval.upkeep.snapshot import copy_gallery
 from retrieval.upkeep.successor import check_successor, exchange, keep_predecessor
 
@@ -196,7 +196,7 @@ class _Change:
         manifest: Manifest of the new gallery.
         model: Its model file.
         probes: Vectors of the probe images, float32 [n, D'].
-        convert: Returns the new vectors of a block; see `retrieval.upkeep.compact.rewrite`.
+        convert: Returns the new vectors of a block; see `retrieval.storage.merging.rewrite`.
         runtime: Device and provider on which it is checked and indexed; `None` for the default.
         calibration: Calibration of the scores of the new vectors, if there is one.
     """

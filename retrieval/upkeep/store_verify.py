@@ -1,4 +1,4 @@
-"""Verification of a gallery whose items are in a database. Repair is the database's own."""
+"""Verification of a gallery whose items are in a database."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from retrieval.upkeep.verify import PROBES, Problem, Verification, check_model
 _LENGTH_ERROR = 1e-2  # of a stored vector, also in float16
 _PROBES = 64  # items that are searched by their own vectors
 _FOUND = 0.9  # share of them that must be found first: the index is approximate
-_AGAIN = "index the images again with `lookalike index add`"
+_AGAIN = "their images are embedded again"
 
 
 def verify_database(gallery: DatabaseView, *, show_progress: bool = False) -> Verification:
@@ -33,7 +33,7 @@ def verify_database(gallery: DatabaseView, *, show_progress: bool = False) -> Ve
     damaged: list[int] = []
     missing: list[int] = []
     with Progress("verifying", len(gallery), show=show_progress) as progress:
-        for some in gallery.scan():
+        for some in gallery.writer.scan():
             stored = gallery.vectors([item.id for item in some])
             items, vectors = items + len(some), vectors + len(stored)
             missing += [item.id for item in some if item.id not in stored]
@@ -41,13 +41,24 @@ def verify_database(gallery: DatabaseView, *, show_progress: bool = False) -> Ve
             progress.update(len(some))
     if missing:
         problems.append(
-            Problem(f"{pluralize(len(missing), 'item')} without a vector: {_listed(missing)}", _AGAIN)
+            Problem(
+                f"{pluralize(len(missing), 'item')} without a vector: {_listed(missing)}", _AGAIN, "embed"
+            )
         )
     if damaged:
         what = f"{pluralize(len(damaged), 'vector')} not of unit length: item {_listed(damaged)}"
-        problems.append(Problem(what, _AGAIN))
-    problems += _check_index(gallery)
-    return Verification(items, vectors, 0, 0, problems, problems)
+        problems.append(Problem(what, _AGAIN, "embed"))
+    lost = [*_check_index(gallery)]
+    return Verification(
+        items,
+        vectors,
+        0,
+        0,
+        [*problems, *lost],
+        [*problems, *lost],
+        unembedded=(*missing, *damaged),
+        unindexed=bool(lost),
+    )
 
 
 def _is_unit(vector: np.ndarray, gallery: DatabaseView) -> bool:
@@ -64,7 +75,7 @@ def _check_index(gallery: DatabaseView) -> Iterator[Problem]:
     first = sum(len(one.scores) > 0 and float(one.scores[0]) > 1 - _LENGTH_ERROR for one in found)
     if first < _FOUND * len(stored):
         what = f"the index finds {first} of {len(stored)} items by their own vectors"
-        yield Problem(what, "build it again with `lookalike index optimize`")
+        yield Problem(what, "it is built again", "index")
 
 
 def _listed(items: list[int]) -> str:

@@ -43,12 +43,12 @@ class Problem:
         what: Description that names the file or the item.
         remedy: What a repair does about it, or what the user can do.
         repair: Repairs it, given a store inside `writing()`; "index" if a new index does, "salvage" if a
-            new database does; `None` if it cannot be repaired.
+            new database does, "embed" if embedding the image again does; `None` if it cannot be repaired.
     """
 
     what: str
     remedy: str
-    repair: Callable[[Store], None] | Literal["index", "salvage"] | None = None
+    repair: Callable[[Store], None] | Literal["index", "salvage", "embed"] | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,8 @@ class Verification:
         salvage: What was saved and what was lost, if the database was built again.
         outdated_copy: The copy of the manifest is older than the database, as after a killed process:
             nothing is lost, and the next writer renews it.
+        unembedded: Ids of items in a database whose vector is missing or damaged.
+        unindexed: The index of a database does not find its items.
     """
 
     items: int
@@ -75,6 +77,8 @@ class Verification:
     left: list[Problem]
     salvage: Salvage | None = None
     outdated_copy: bool = False
+    unembedded: tuple[int, ...] = ()
+    unindexed: bool = False
 
 
 def verify(

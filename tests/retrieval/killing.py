@@ -32,16 +32,18 @@ import faiss
 import numpy as np
 
 from retrieval import Embedder, Gallery
-from retrieval.ingest.editor import FileEditor
+from retrieval.galleries.writer import FileWriter
+from retrieval.ingest.editor import Editor
 from retrieval.ingest.rebuild import rebuild
 from retrieval.ingest.uploads import Upload, store_uploads
 from retrieval.model.layer import Layer
 from retrieval.search import index
 from retrieval.storage.manifest import Manifest
+from retrieval.storage.merging import merge_small
 from retrieval.storage.queries import ids_by_key
 from retrieval.storage.records import Change, IndexSpec
 from retrieval.storage.store import Store
-from retrieval.upkeep.compact import compact, merge_small
+from retrieval.upkeep.compact import compact
 from retrieval.upkeep.reprojection import reproject, undo
 from retrieval.upkeep.snapshot import copy_gallery
 from retrieval.upkeep.verify import verify
@@ -70,7 +72,7 @@ def remove(folder: Path) -> None:
 
 def decide(folder: Path) -> None:
     """Change a label by hand, then remove another image."""
-    editor = FileEditor(Store(folder))
+    editor = Editor(FileWriter(folder))
     with editor.writing():
         ids = ids_by_key(Store(folder), ["a1.jpg", "b1.jpg"])
         (item,) = editor.stored_items([ids["a1.jpg"]])
@@ -85,13 +87,13 @@ def upload(folder: Path) -> None:
         buffer = io.BytesIO()
         draw(ord(name[0])).save(buffer, "PNG")
         given.append(Upload(name, buffer.getvalue(), vector))
-    store = Store(folder)
+    store = FileWriter(folder)
     with store.writing():
         store_uploads(store, given, "new", {"colour": "red"})
 
 
 def merge(folder: Path) -> None:
-    store = Store(folder)
+    store = FileWriter(folder)
     with store.writing():
         merge_small(store)
 

@@ -13,10 +13,10 @@ import pytest
 from retrieval import Gallery, InputError, LookalikeError
 from retrieval.curation.suspects import find_suspects
 from retrieval.curation.thinning import plan_thinning
+from retrieval.galleries.writer import FileWriter
 from retrieval.ingest.replay import replay
 from retrieval.ingest.sync import folder_difference, sync, update
 from retrieval.storage.decisions import FILE, DecisionLog
-from retrieval.storage.store import Store
 from retrieval.upkeep.compact import compact
 from retrieval.upkeep.snapshot import copy_gallery
 from tests.conftest import draw, lookalike_here
@@ -294,7 +294,7 @@ def test_killed_between_decision_and_change(tmp_path: Path) -> None:
     seen, late = set(), 0
     steps = kill_at_every_step("decide", gallery.folder, tmp_path / "killed", only=("fsync", "open"))
     for folder in steps:
-        store, count = Store(folder), len(DecisionLog(folder).read())
+        store, count = FileWriter(folder), len(DecisionLog(folder).read())
         with store.writing():
             done, again = replay(store), replay(store)
         late += done.relabelled + done.removed

@@ -18,8 +18,9 @@ from retrieval.search.query import SearchOptions
 from retrieval.search.selection import Selection
 from retrieval.search.vectors import Vectors
 from retrieval.storage import lookups, queries
+from retrieval.storage.merging import merge_small
 from retrieval.storage.records import Change, FileStamp, NewItem
-from retrieval.upkeep.compact import compact, merge_small
+from retrieval.upkeep.compact import compact
 from retrieval.upkeep.verify import verify
 from tests.retrieval.filling import bare_gallery, unit_vectors
 from tests.retrieval.vectors import brute_force, clustered

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from hypothesis import strategies as st
 from retrieval import LookalikeError
 from retrieval.storage import planning
 from retrieval.storage.manifest import Manifest
-from retrieval.storage.planning import Comparison, ImageFile
+from retrieval.storage.mirror import Mirror
+from retrieval.storage.planning import Comparison, ImageFile, StoreTable
+from retrieval.storage.queries import live_ids
 from retrieval.storage.records import BadFile, FileStamp, NewItem
 from retrieval.storage.store import Store
 from tests.retrieval.filling import DIM, unit_vectors
@@ -67,11 +70,27 @@ def places(files: Sequence[tuple[ImageFile, Any]]) -> set[tuple[str, str]]:
     return {(file.root, file.path) for file, _ in files}
 
 
-@settings(max_examples=15, deadline=None)
-@given(items=ITEMS, files=FILES, bad=BAD, retry=st.booleans(), chunk=st.integers(1, 4))
+def mirror_of(store: Store) -> Mirror:
+    """Copies of the items of a gallery, as of one in a database; the lost ones have no vector."""
+    mirror = Mirror(store.folder)
+    for item in store.items(live_ids(store)):
+        mirror.put([item], embedded=item.vector is not None)
+    return mirror
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    items=ITEMS, files=FILES, bad=BAD, retry=st.booleans(), chunk=st.integers(1, 4), mirrored=st.booleans()
+)
 def test_comparison_equals_dictionaries(
-    items: dict[Any, Any], files: dict[Any, Any], bad: dict[Any, Any], retry: bool, chunk: int
+    items: dict[Any, Any],
+    files: dict[Any, Any],
+    bad: dict[Any, Any],
+    retry: bool,
+    chunk: int,
+    mirrored: bool,
 ) -> None:
+    bad = {} if mirrored else bad  # a database does not record unusable files
     items = {place: facts for place, facts in items.items() if place not in bad}
     listed = files_of(files, items)
     same = {
@@ -85,8 +104,9 @@ def test_comparison_equals_dictionaries(
     known_bad = {place for place in files if not retry and bad.get(place) == files[place][0]} - same
     with (
         tempfile.TemporaryDirectory() as name,
-        Comparison(store := filled(Path(name) / "g", items, bad), retry=retry, distinct=True) as plan,
+        closing((mirror_of if mirrored else StoreTable)(filled(Path(name) / "g", items, bad))) as table,
     ):
+        plan = Comparison(table, retry=retry, distinct=True)
         for start in range(0, len(listed), chunk):
             plan.add(listed[start : start + chunk])
         plan.add(listed)  # a second time: no difference
@@ -99,14 +119,11 @@ def test_comparison_equals_dictionaries(
         assert {bad.stamp.key for bad in plan.known_bad()} == known_bad
         assert {str(path) for path, _ in plan.metadata()} <= {str(file.full) for file in listed}
         found = {
-            (root, path)
-            for root in planning.roots(store)
-            for some in plan.unseen(root, "", None)
-            for _, path in some
+            (root, path) for root in table.roots() for some in plan.unseen(root, "", None) for _, path in some
         }
         assert found == set(items) - set(files)
         assert plan.below == len(items)
-        assert planning.roots(store) == sorted({root for root, _ in items})
+        assert table.roots() == sorted({root for root, _ in items})
         low = {path for some in plan.unseen("/a", "b/", "b0") for _, path in some}
         assert low == {path for root, path in set(items) - set(files) if root == "/a" and path[:2] == "b/"}
 
@@ -114,7 +131,8 @@ def test_comparison_equals_dictionaries(
 def test_unseen_items_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "_RANGE", 3)
     items = {("/a", f"{number:02}"): ((1, 1), "path", False) for number in range(10)}
-    with Comparison(filled(tmp_path / "g", items, {})) as plan:
+    with closing(StoreTable(filled(tmp_path / "g", items, {}))) as table:
+        plan = Comparison(table)
         plan.add([ImageFile("/a", "04", 1, 1)])
         parts = [[path for _, path in some] for some in plan.unseen("/a", "", None)]
     assert parts == [["00", "01", "02"], ["03", "05"], ["06", "07", "08"], ["09"]]
@@ -124,5 +142,8 @@ def test_unseen_items_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.Monk
 def test_full_disk_of_the_temporary_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = filled(tmp_path / "g", {}, {})
     monkeypatch.setattr(planning, "_SETTINGS", "PRAGMA max_page_count = 40;")
-    with Comparison(store) as plan, pytest.raises(LookalikeError, match=r"disk is full;.*SQLITE_TMPDIR"):
-        plan.add([ImageFile("/a", f"{number}" * 50, 1, 1) for number in range(5000)])
+    with (
+        closing(StoreTable(store)) as table,
+        pytest.raises(LookalikeError, match=r"disk is full;.*SQLITE_TMPDIR"),
+    ):
+        Comparison(table).add([ImageFile("/a", f"{number}" * 50, 1, 1) for number in range(5000)])

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from retrieval import Embedder, InputError
-from retrieval.galleries.database import DatabaseView
+from retrieval.galleries.writer import DatabaseWriter
 from retrieval.gallery import DatabaseGallery, Gallery
 from retrieval.ingest import store_transfer
 from retrieval.ingest.transfer import ImportResult
@@ -81,16 +81,16 @@ def test_round_trip_through_a_store(address: str, tmp_path: Path) -> None:
 
 def test_interrupted_import_continues(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save(tmp_path / "clip.npy", unit_vectors(70))
-    put = DatabaseView.put
+    put = DatabaseWriter.put
     calls = []
 
-    def broken(self: DatabaseView, *arguments: Any) -> Any:
+    def broken(self: DatabaseWriter, *arguments: Any) -> Any:
         calls.append(1)
         if len(calls) == 3:
             raise KeyboardInterrupt
         return put(self, *arguments)
 
-    monkeypatch.setattr(DatabaseView, "put", broken)
+    monkeypatch.setattr(DatabaseWriter, "put", broken)
     store = parse_address(address)
     with pytest.raises(KeyboardInterrupt):
         Gallery.import_vectors(tmp_path / "s", tmp_path / "clip.npy", name="clip", store=store)

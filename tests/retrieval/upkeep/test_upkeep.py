@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from retrieval import Gallery
 from retrieval.cli import main
+from retrieval.storage import merging
 from retrieval.storage.records import IndexSpec
-from retrieval.upkeep import compact as compaction
 from retrieval.upkeep.verify import verify
 from tests.retrieval.filling import (
     DIM,
@@ -69,14 +69,14 @@ def test_any_history_matches_a_dictionary(
             expected = {key: value for key, value in expected.items() if key not in keys}
         elif step == "compact":
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(compaction, "SEGMENT_BYTES", what * 4 * DIM)  # type: ignore[operator]
-                done = compaction.compact(gallery)
+                patch.setattr(merging, "SEGMENT_BYTES", what * 4 * DIM)  # type: ignore[operator]
+                done = gallery.compact()
             assert done.segments[1] <= done.segments[0]
             assert not gallery.info()["removed"]
         elif step == "merge":
             with pytest.MonkeyPatch.context() as patch, gallery.store.writing():
-                patch.setattr(compaction, "SEGMENT_BYTES", what * 4 * DIM)  # type: ignore[operator]
-                compaction.merge_small(gallery.store)
+                patch.setattr(merging, "SEGMENT_BYTES", what * 4 * DIM)  # type: ignore[operator]
+                merging.merge_small(gallery.store)
         else:
             with gallery.store.writing():
                 gallery.build_index(IndexSpec(str(what)))
@@ -101,25 +101,25 @@ def test_compaction_merges_drops_and_indexes_again(tmp_path: Path) -> None:
     with gallery.store.writing():
         gallery.build_index(IndexSpec("sq8"))
     commit(gallery, ["last"])
-    only_merged = compaction.compact(gallery)
+    only_merged = gallery.compact()
     assert (only_merged.segments, only_merged.dropped, only_merged.reindexed) == ((5, 1), 0, False)
     assert gallery.outside_index == 1, "no row moved, so that the index is good still"
     gallery.remove(["1-3.jpg", "3-0.jpg"])
     before = contents(gallery)
-    done = compaction.compact(gallery)
+    done = gallery.compact()
     assert (done.segments, done.dropped, done.reindexed) == ((1, 1), 2, False)
     assert contents(gallery) == before
     assert gallery.index is not None
     assert gallery.outside_index == 1, "vectors keep their numbers, so that the index is good still"
-    again = compaction.compact(gallery)
+    again = gallery.compact()
     assert (again.segments, again.dropped, again.reindexed) == ((1, 1), 0, False)
     gallery.remove([key for key in before if key[0] in "01"])  # half of the index
-    assert compaction.compact(gallery).reindexed
+    assert gallery.compact().reindexed
     assert gallery.index is not None
     assert gallery.outside_index == 0
     assert contents(gallery) == {key: found for key, found in before.items() if key[0] not in "01"}
     gallery.remove(list(contents(gallery)))
-    assert compaction.compact(gallery).segments == (1, 0)
+    assert gallery.compact().segments == (1, 0)
     assert contents(gallery) == {}
 
 
@@ -134,11 +134,11 @@ def test_merging_keeps_segments_few_and_writes_little(commits: list[int], capaci
     written = 0
     for rows in commits:
         sizes.append(rows)
-        found = compaction.mergeable(sizes, capacity)
+        found = merging.mergeable(sizes, capacity)
         for some in reversed(found):
             written += sum(sizes[some])
             sizes[some] = [sum(sizes[some])]
-        assert not compaction.mergeable(sizes, capacity), "nothing is left to do"
+        assert not merging.mergeable(sizes, capacity), "nothing is left to do"
         assert max(sizes) <= max(capacity, 5000)
     tiers = [limit for limit in (8, 64, 512, 4096, 32768) if limit < capacity // 2] + [capacity // 2]
     assert sum(sizes) == sum(commits)
