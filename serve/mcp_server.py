@@ -164,7 +164,7 @@ def build_server(services: Sequence[SearchService]) -> Any:
     ) -> list[ColumnValues]:
         """Count the images of each label and of the values of other columns; by default the label alone."""
         names = columns or ["label"]
-        found, _ = _named(by_name, gallery).read(lambda one: one.facets(names, where, _MOST_VALUES))
+        found, _ = _named(by_name, gallery).read(lambda one: one.contents.facets(names, where, _MOST_VALUES))
         return [ColumnValues(one.column, one.values, one.distinct) for one in found.facets]
 
     def show_image(id: ItemId, gallery: Name = None) -> Any:

@@ -227,7 +227,7 @@ def judged_hits(
     if labels is None:
         found = gallery.embeddings(labelled=True, limit=queries)
         ids, vectors, own = found.ids, found.vectors, [label or "" for label in found.labels]
-        sizes = {label: count for label, count in gallery.label_counts() if label}
+        sizes = {label: count for label, count in gallery.contents.label_counts() if label}
     else:
         ids = np.array(sorted(labels), np.int64)
         if len(ids) > queries:

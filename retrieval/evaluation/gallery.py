@@ -200,7 +200,7 @@ def check_labels(gallery: SearchableGallery) -> None:
     Raises:
         InputError: There are no labels, a single class, or no class with two images.
     """
-    _check_sizes(gallery, [count for label, count in gallery.label_counts() if label])
+    _check_sizes(gallery, [count for label, count in gallery.contents.label_counts() if label])
 
 
 def gallery_protocol(gallery: SearchableGallery) -> str:

@@ -17,7 +17,7 @@ from retrieval.errors import InputError, StoreError
 from retrieval.files import check_free
 from retrieval.galleries import database_folder as folders
 from retrieval.galleries.inapplicable import inapplicable
-from retrieval.galleries.searchable import Hit, Item, Neighbours, SearchableGallery, item_values
+from retrieval.galleries.searchable import Contents, Hit, Item, Neighbours, SearchableGallery, item_values
 from retrieval.galleries.writer import DatabaseWriter
 from retrieval.images.load import DECODE_POLICY
 from retrieval.model.embedder import Embedder
@@ -47,6 +47,61 @@ _SAMPLE = 10_000  # items from which image sizes are counted
 _VALUES = 10_000  # values of a column that are counted
 _SECONDS = 5.0  # after which the number of items and the identity of the collection are read again
 _WAITING = 10_000  # new items after which the index is completed
+
+
+class DatabaseContents(Contents):
+    """What is in a gallery in a database; see `Contents`.
+
+    Args:
+        folder: Gallery folder.
+        engine: The database.
+        paths: Paths of the image files.
+    """
+
+    def __init__(self, folder: Path, engine: Engine, paths: ItemPaths) -> None:
+        self._folder, self._engine, self._paths = folder, engine, paths
+
+    def columns(self) -> list[str]:
+        """Return the names of the metadata columns, oldest first."""
+        return [name for name in self._engine.columns() if not is_hidden(name)]
+
+    def listing(
+        self, where: str | None, order: Order, after: Place | None, limit: int
+    ) -> tuple[list[Item], Place | None]:
+        """Return the next items by id; see `Contents.listing`.
+
+        Raises:
+            InputError: The condition is invalid, or the order is not that of ascending ids, in which alone
+                every database continues behind an item without reading those before it.
+        """
+        if order.descending or _column(self._engine, order.column).name != "id":
+            raise inapplicable("order", self._folder)
+        last = 0 if after is None else after.id
+        found = self._engine.scan(_filter(self._engine, where), last, limit + 1)
+        items = [_item(self._paths, visible(item)) for item in found[:limit]]
+        return items, Place(items[-1].id, items[-1].id) if len(found) > limit else None
+
+    def facets(self, columns: Sequence[str], where: str | None, limit: int) -> Facets:
+        """Return the counts of the values of columns; see `Contents.facets`."""
+        chosen = facet_columns(columns, _known_columns(self._engine).values())
+        names = [column.name for column in chosen]
+        return count_store_facets(self._engine, names, _filter(self._engine, where), limit)
+
+    def label_counts(self) -> list[tuple[str | None, int]]:
+        """Return each label with its items, most frequent first; the 10,000 most frequent ones at most."""
+        found = self._engine.value_counts("label", _VALUES)
+        without = self._engine.count(FilterTest("label", "null"))
+        labels: list[tuple[str | None, int]] = [(str(label), n) for label, n in found]
+        return [*labels, (None, without)] if without else labels
+
+    def value_counts(self, column: str) -> Sequence[tuple[Value, int]]:
+        """Return the 10,000 most frequent values of a metadata column with their numbers of items."""
+        return self._engine.value_counts(column, _VALUES)
+
+    def image_sizes(self) -> np.ndarray:
+        """Return width and height of a random sample of items whose image size is known: int64 [n, 2]."""
+        found = [(item.width, item.height) for item in self._engine.scan(None, 0, _SAMPLE) if item.width > 0]
+        return np.array(found, np.int64).reshape(-1, 2)
 
 
 class DatabaseView(SearchableGallery):
@@ -261,7 +316,7 @@ class DatabaseView(SearchableGallery):
             "fingerprint": self.manifest.fingerprint,
             "texts": has_text(self._folder),
             "provider": self.manifest.provider,
-            "columns": self.columns(),
+            "columns": self.contents.columns(),
             "engine": self.engine.facts(),
         }
 
@@ -274,8 +329,8 @@ class DatabaseView(SearchableGallery):
         if queries.ndim != 2 or queries.shape[1] != self.manifest.dim:
             what = f"queries of shape {queries.shape}, but the vectors have {self.manifest.dim} dimensions"
             raise InputError(f"{self._folder}: {what}")
-        condition = self._filter(options.where)
-        group_by = None if options.group_by is None else self._column(options.group_by).name
+        condition = _filter(self.engine, options.where)
+        group_by = None if options.group_by is None else _column(self.engine, options.group_by).name
         common = self.ids_of(options.exclude) if options.exclude else []
         excluded = [{*common, *items} for items in own or [()] * len(queries)]
         found = self._searcher.find(queries, options, condition, group_by, excluded)
@@ -304,16 +359,6 @@ class DatabaseView(SearchableGallery):
 
         return find
 
-    def _filter(self, where: str | None) -> Filter | None:
-        return None if not where else resolve(parse_condition(where), self.engine.columns())
-
-    def _column(self, name: str) -> Column:
-        return find_column(name, self._known_columns())
-
-    def _known_columns(self) -> dict[str, Column]:
-        types = {**BUILT_IN, **{n: t for n, t in self.engine.columns().items() if not is_hidden(n)}}
-        return {known: Column(known, "", type_) for known, type_ in types.items()}
-
     # ---- items
 
     def ids_of(self, names: Iterable[int | str]) -> list[int]:
@@ -332,10 +377,7 @@ class DatabaseView(SearchableGallery):
 
     def items(self, ids: Sequence[int]) -> dict[int, Item]:
         """Return items by id; unknown ids are left out."""
-        return {item.id: self._item(item) for item in self.stored_items(ids)}
-
-    def _item(self, item: StoredItem) -> Item:
-        return Item(*item_values(item, self.paths.shown(item)))
+        return {item.id: _item(self.paths, item) for item in self.stored_items(ids)}
 
     def vectors(self, ids: Sequence[int]) -> dict[int, np.ndarray]:
         """Return stored vectors by item id, float32 [D] each; unknown ids are left out."""
@@ -411,50 +453,28 @@ class DatabaseView(SearchableGallery):
         """Build or complete the index of the database; see `Engine.optimize`."""
         self.engine.optimize(RECALL if recall is None else recall, show_progress=show_progress)
 
-    # ---- contents
-
-    def columns(self) -> list[str]:
-        """Return the names of the metadata columns, oldest first."""
-        return self._writer.columns()
-
-    def listing(
-        self, where: str | None, order: Order, after: Place | None, limit: int
-    ) -> tuple[list[Item], Place | None]:
-        """Return the next items by id; see `SearchableGallery.listing`.
-
-        Raises:
-            InputError: The condition is invalid, or the order is not that of ascending ids, in which alone
-                every database continues behind an item without reading those before it.
-        """
-        if order.descending or self._column(order.column).name != "id":
-            raise inapplicable("order", self._folder)
-        last = 0 if after is None else after.id
-        found = self.engine.scan(self._filter(where), last, limit + 1)
-        items = [self._item(visible(item)) for item in found[:limit]]
-        return items, Place(items[-1].id, items[-1].id) if len(found) > limit else None
-
-    def facets(self, columns: Sequence[str], where: str | None, limit: int) -> Facets:
-        """Return the counts of the values of columns; see `SearchableGallery.facets`."""
-        chosen = facet_columns(columns, self._known_columns().values())
-        names = [column.name for column in chosen]
-        return count_store_facets(self.engine, names, self._filter(where), limit)
-
-    def label_counts(self) -> list[tuple[str | None, int]]:
-        """Return each label with its items, most frequent first; the 10,000 most frequent ones at most."""
-        found = self.engine.value_counts("label", _VALUES)
-        without = self.engine.count(FilterTest("label", "null"))
-        labels: list[tuple[str | None, int]] = [(str(label), n) for label, n in found]
-        return [*labels, (None, without)] if without else labels
-
-    def value_counts(self, column: str) -> Sequence[tuple[Value, int]]:
-        """Return the 10,000 most frequent values of a metadata column with their numbers of items."""
-        return self.engine.value_counts(column, _VALUES)
-
-    def image_sizes(self) -> np.ndarray:
-        """Return width and height of a random sample of items whose image size is known: int64 [n, 2]."""
-        found = [(item.width, item.height) for item in self.engine.scan(None, 0, _SAMPLE) if item.width > 0]
-        return np.array(found, np.int64).reshape(-1, 2)
+    @property
+    def contents(self) -> DatabaseContents:
+        """What is in the gallery: columns, lists, counts."""
+        return DatabaseContents(self._folder, self.engine, self.paths)
 
     def state_digest(self) -> str:
         """Return a short text that changes with the number of items or the model."""
         return f"{self.manifest.uuid[:8]}-{self.fingerprint[:12]}-{len(self)}"
+
+
+def _filter(engine: Engine, where: str | None) -> Filter | None:
+    return None if not where else resolve(parse_condition(where), engine.columns())
+
+
+def _column(engine: Engine, name: str) -> Column:
+    return find_column(name, _known_columns(engine))
+
+
+def _known_columns(engine: Engine) -> dict[str, Column]:
+    types = {**BUILT_IN, **{n: t for n, t in engine.columns().items() if not is_hidden(n)}}
+    return {known: Column(known, "", type_) for known, type_ in types.items()}
+
+
+def _item(paths: ItemPaths, item: StoredItem) -> Item:
+    return Item(*item_values(item, paths.shown(item)))

@@ -10,7 +10,15 @@ import numpy as np
 
 from retrieval.errors import LookalikeError
 from retrieval.files import now
-from retrieval.galleries.searchable import Hit, Item, ItemValues, Neighbours, SearchableGallery, item_values
+from retrieval.galleries.searchable import (
+    Contents,
+    Hit,
+    Item,
+    ItemValues,
+    Neighbours,
+    SearchableGallery,
+    item_values,
+)
 from retrieval.galleries.writer import FileWriter
 from retrieval.images.load import DECODE_POLICY
 from retrieval.model.embedder import Embedder
@@ -29,7 +37,7 @@ from retrieval.storage.listing import Order, Place, list_items
 from retrieval.storage.lookups import create_lookups
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.merging import merge_small
-from retrieval.storage.paths import StorePaths
+from retrieval.storage.paths import ItemPaths, StorePaths
 from retrieval.storage.queries import (
     image_sizes,
     label_counts,
@@ -42,6 +50,51 @@ from retrieval.storage.store import Store
 
 _TRIES = 5
 _WAITING = 10_000  # vectors that may be outside the index
+
+
+class FileContents(Contents):
+    """What is in a gallery in files; see `Contents`.
+
+    Args:
+        store: Store of the gallery.
+        paths: Paths of the image files.
+    """
+
+    def __init__(self, store: Store, paths: ItemPaths) -> None:
+        self._store, self._paths = store, paths
+
+    def columns(self) -> list[str]:
+        """Return the names of the metadata columns, oldest first."""
+        return self._store.columns()
+
+    def listing(
+        self, where: str | None, order: Order, after: Place | None, limit: int
+    ) -> tuple[list[Item], Place | None]:
+        """Return the next items in an order; see `Contents.listing`."""
+        condition = parse_condition(where) if where else None
+        found, last = list_items(self._store, condition, order, after, limit)
+        shown = self._paths.shown
+        return [Item(*item_values(one, shown(one))) for one in found], last
+
+    def facets(self, columns: Sequence[str], where: str | None, limit: int) -> Facets:
+        """Return the counts of the values of columns; see `Contents.facets`."""
+        return count_facets(self._store, columns, parse_condition(where) if where else None, limit)
+
+    def label_counts(self) -> list[tuple[str | None, int]]:
+        """Return each label with its items, most frequent first; `None` or "" stands for no label."""
+        return label_counts(self._store)
+
+    def value_counts(self, column: str) -> Sequence[tuple[Value, int]]:
+        """Return each value of a metadata column with the number of items that have it."""
+        return value_counts(self._store, column)
+
+    def image_sizes(self) -> np.ndarray:
+        """Return width and height of the items whose image size is known: int64 [n, 2]."""
+        return image_sizes(self._store)
+
+    def bad_files(self) -> list[BadFile]:
+        """Return the files that could not be used when they were last tried."""
+        return self._store.bad_files()
 
 
 class FilesView(SearchableGallery):
@@ -350,42 +403,14 @@ class FilesView(SearchableGallery):
         places = np.linspace(0, max(len(rows) - 1, 0), min(count, len(rows))).astype(int)
         return sorted(self._snapshot.item_ids(rows[places]).tolist())
 
-    def columns(self) -> list[str]:
-        """Return the names of the metadata columns, oldest first."""
-        return self.store.columns()
-
-    def listing(
-        self, where: str | None, order: Order, after: Place | None, limit: int
-    ) -> tuple[list[Item], Place | None]:
-        """Return the next items in an order; see `SearchableGallery.listing`."""
-        condition = parse_condition(where) if where else None
-        found, last = list_items(self.store, condition, order, after, limit)
-        shown = self.paths.shown
-        return [Item(*item_values(one, shown(one))) for one in found], last
-
-    def facets(self, columns: Sequence[str], where: str | None, limit: int) -> Facets:
-        """Return the counts of the values of columns; see `SearchableGallery.facets`."""
-        return count_facets(self.store, columns, parse_condition(where) if where else None, limit)
-
-    def label_counts(self) -> list[tuple[str | None, int]]:
-        """Return each label with its items, most frequent first; `None` or "" stands for no label."""
-        return label_counts(self.store)
-
-    def value_counts(self, column: str) -> Sequence[tuple[Value, int]]:
-        """Return each value of a metadata column with the number of items that have it."""
-        return value_counts(self.store, column)
-
-    def image_sizes(self) -> np.ndarray:
-        """Return width and height of the items whose image size is known: int64 [n, 2]."""
-        return image_sizes(self.store)
+    @property
+    def contents(self) -> FileContents:
+        """What is in the gallery: columns, lists, counts."""
+        return FileContents(self.store, self.paths)
 
     def state_digest(self) -> str:
         """Return a short text that changes with the items, their facts or the model."""
         return state_digest(self.store)
-
-    def bad_files(self) -> list[BadFile]:
-        """Return the files that could not be used when they were last tried."""
-        return self.store.bad_files()
 
     # ---- loading
 

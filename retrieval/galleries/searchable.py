@@ -85,6 +85,62 @@ class Hit(Item):
         object.__setattr__(self, "score", bounded_cosine(self.score))
 
 
+class Contents(ABC):
+    """What is in a gallery, for people to see: columns, lists, counts."""
+
+    @abstractmethod
+    def columns(self) -> list[str]:
+        """Return the names of the metadata columns, oldest first."""
+
+    @abstractmethod
+    def listing(
+        self, where: str | None, order: Order, after: Place | None, limit: int
+    ) -> tuple[list[Item], Place | None]:
+        """Return the next items in an order, and the place of the last of them; `None` if it is the end.
+
+        Every item that stays is listed exactly once while others are added and removed. A gallery in a
+        database lists by ascending id only.
+
+        Args:
+            where: Condition that the items fulfil; `None` for all items.
+            order: Order of the items.
+            after: Place behind which the items are; `None` for the first ones.
+            limit: Largest number of items.
+
+        Raises:
+            InputError: The condition or the order is invalid.
+        """
+
+    @abstractmethod
+    def facets(self, columns: Sequence[str], where: str | None, limit: int) -> Facets:
+        """Return the counts of the values of columns; in a database, of a random sample of many items.
+
+        Args:
+            columns: Names of the columns.
+            where: Condition that the items fulfil; `None` for all items.
+            limit: Largest number of values of a column.
+
+        Raises:
+            InputError: The condition is invalid, or a column is unknown or cannot be counted.
+        """
+
+    @abstractmethod
+    def label_counts(self) -> list[tuple[str | None, int]]:
+        """Return each label with its items, most frequent first; `None` or "" stands for no label."""
+
+    @abstractmethod
+    def value_counts(self, column: str) -> Sequence[tuple[Value, int]]:
+        """Return each value of a metadata column with the number of items that have it."""
+
+    @abstractmethod
+    def image_sizes(self) -> np.ndarray:
+        """Return width and height of the items whose image size is known: int64 [n, 2]."""
+
+    def bad_files(self) -> list[BadFile]:
+        """Return the files that could not be used when they were last tried; none if that is not recorded."""
+        return []
+
+
 class SearchableGallery(ABC):
     """Everything that commands, API and page need to search and show a gallery.
 
@@ -334,7 +390,7 @@ class SearchableGallery(ABC):
     ) -> list[list[Hit]]:
         """Return the first hits of each query in an order; see `SearchOptions.order`."""
         try:
-            column = find_column(order.column, item_columns(self.columns())).name
+            column = find_column(order.column, item_columns(self.contents.columns())).name
         except InputError as error:
             error.args, error.pointer = (f"order: {error}",), "#/order"
             raise
@@ -459,59 +515,10 @@ class SearchableGallery(ABC):
     def sample(self, count: int) -> list[int]:
         """Return the ids of a few items from all over the gallery, always the same ones, ascending."""
 
-    # ---- contents
-
+    @property
     @abstractmethod
-    def columns(self) -> list[str]:
-        """Return the names of the metadata columns, oldest first."""
-
-    @abstractmethod
-    def listing(
-        self, where: str | None, order: Order, after: Place | None, limit: int
-    ) -> tuple[list[Item], Place | None]:
-        """Return the next items in an order, and the place of the last of them; `None` if it is the end.
-
-        Every item that stays is listed exactly once while others are added and removed. A gallery in a
-        database lists by ascending id only.
-
-        Args:
-            where: Condition that the items fulfil; `None` for all items.
-            order: Order of the items.
-            after: Place behind which the items are; `None` for the first ones.
-            limit: Largest number of items.
-
-        Raises:
-            InputError: The condition or the order is invalid.
-        """
-
-    @abstractmethod
-    def facets(self, columns: Sequence[str], where: str | None, limit: int) -> Facets:
-        """Return the counts of the values of columns; in a database, of a random sample of many items.
-
-        Args:
-            columns: Names of the columns.
-            where: Condition that the items fulfil; `None` for all items.
-            limit: Largest number of values of a column.
-
-        Raises:
-            InputError: The condition is invalid, or a column is unknown or cannot be counted.
-        """
-
-    @abstractmethod
-    def label_counts(self) -> list[tuple[str | None, int]]:
-        """Return each label with its items, most frequent first; `None` or "" stands for no label."""
-
-    @abstractmethod
-    def value_counts(self, column: str) -> Sequence[tuple[Value, int]]:
-        """Return each value of a metadata column with the number of items that have it."""
-
-    @abstractmethod
-    def image_sizes(self) -> np.ndarray:
-        """Return width and height of the items whose image size is known: int64 [n, 2]."""
-
-    def bad_files(self) -> list[BadFile]:
-        """Return the files that could not be used when they were last tried; none if that is not recorded."""
-        return []
+    def contents(self) -> Contents:
+        """What is in the gallery: columns, lists, counts."""
 
     @abstractmethod
     def state_digest(self) -> str:

@@ -81,7 +81,7 @@ def export_vectors(
 
 def rows_of_files(gallery: FilesView, progress: Progress) -> tuple[Mapping[str, str], Iterator[Chunk]]:
     """Return the kinds of the metadata columns, and all items by id; see `Rows`."""
-    kinds = {name: column_type(gallery.store, name) or "integer" for name in gallery.columns()}
+    kinds = {name: column_type(gallery.store, name) or "integer" for name in gallery.contents.columns()}
     return kinds, _chunks_of(gallery, progress)
 
 

@@ -69,7 +69,7 @@ async def list_items(
     def read(gallery: SearchableGallery) -> tuple[list[Item], Place | None, Listing]:
         listing = Listing(gallery.manifest.uuid, parameters.where, parameters.order)
         after = None if parameters.cursor is None else listing.place(parameters.cursor)
-        return *gallery.listing(parameters.where, order, after, parameters.limit), listing
+        return *gallery.contents.listing(parameters.where, order, after, parameters.limit), listing
 
     def work() -> Response:
         (items, last, listing), summary = service.read(read)
@@ -117,16 +117,16 @@ async def facets(
     """Images for each value of label and metadata, ranges of numbers and dates, and missing values."""
 
     def read(gallery: SearchableGallery) -> Facets:
-        known = {"label", *gallery.columns()}
+        known = {"label", *gallery.contents.columns()}
         names = [
             name.strip()
             for given in parameters.columns
             for name in ([given] if given in known else given.split(","))  # a name may have a comma
         ]
-        names = names or ["label", *gallery.columns()][:MAX_FACETS]
+        names = names or ["label", *gallery.contents.columns()][:MAX_FACETS]
         if len(names) > MAX_FACETS:
             raise InputError(f"columns: {len(names)} are given; at most {MAX_FACETS} are counted at once")
-        return gallery.facets(names, parameters.where, parameters.limit)
+        return gallery.contents.facets(names, parameters.where, parameters.limit)
 
     def work() -> Response:
         found, _ = service.read(read)

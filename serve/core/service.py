@@ -468,7 +468,7 @@ class SearchService:
             summary=self._summary(state),
             dim=gallery.manifest.dim,
             embeds=state.embedder is not None,
-            columns=gallery.columns(),
+            columns=gallery.contents.columns(),
             index=kind,
             unindexed=0 if kind == "flat" else gallery.outside_index,
             calibrated=gallery.calibration is not None,

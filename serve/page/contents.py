@@ -28,7 +28,7 @@ def summary(gallery: SearchableGallery, license: str | None) -> Markup:
         info=info,
         license=license,
         index=info["engine"]["index"] if "engine" in info else _index(info["index"], info["outside_index"]),
-        bad_files=gallery.bad_files() if info.get("bad_files") else [],
+        bad_files=gallery.contents.bad_files() if info.get("bad_files") else [],
         listed=_BAD_FILES,
     )
 

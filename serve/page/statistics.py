@@ -83,7 +83,7 @@ class Statistics:
 
 def gallery_statistics(gallery: SearchableGallery) -> Statistics:
     """Compute the statistics from all images: seconds for a million of them."""
-    names = gallery.columns()
+    names = gallery.contents.columns()
     columns = [_column(gallery, name) for name in names[:_COLUMNS]]
     left_out = max(0, len(names) - _COLUMNS)
     return Statistics(len(gallery), _labels(gallery), _sizes(gallery), columns, left_out)
@@ -111,14 +111,14 @@ class CachedStatistics:
 
 
 def _labels(gallery: SearchableGallery) -> Labels:
-    found = gallery.label_counts()
+    found = gallery.contents.label_counts()
     labels = [(label, n) for label, n in found if label]
     without = sum(n for label, n in found if not label)
     return Labels(len(labels), labels[:_LABELS], labels[-1] if labels else None, without)
 
 
 def _sizes(gallery: SearchableGallery) -> Sizes | None:
-    sizes = gallery.image_sizes()
+    sizes = gallery.contents.image_sizes()
     if not len(sizes):
         return None
     order = np.argsort(sizes.prod(1), kind="stable")
@@ -127,7 +127,7 @@ def _sizes(gallery: SearchableGallery) -> Sizes | None:
 
 
 def _column(gallery: SearchableGallery, name: str) -> ColumnStatistics:
-    found = gallery.value_counts(name)
+    found = gallery.contents.value_counts(name)
     filled = sum(n for _, n in found)
     if any(isinstance(value, str) for value, _ in found):
         value, often = max(found, key=lambda one: one[1])

@@ -129,7 +129,7 @@ def test_selection_is_labelled_and_removed(page: Page, gallery: Gallery) -> None
     selection.get_by_label("Label of all of them").fill("sky")
     selection.get_by_role("button", name="Save").click()
     expect(selection).to_contain_text("8 images labelled sky")
-    assert Counter(label for label, _ in gallery.label_counts()) == Counter(["red", "green", "sky"])
+    assert Counter(label for label, _ in gallery.contents.label_counts()) == Counter(["red", "green", "sky"])
     expect(page.get_by_test_id("map-status")).to_contain_text("has changed")
     selection.get_by_role("button", name="Remove").click()
     expect(selection).to_contain_text("Remove 8 images from the gallery?")

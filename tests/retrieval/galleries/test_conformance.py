@@ -356,7 +356,7 @@ def test_items_and_vectors(filled: Filled) -> None:
     for key, (label, metadata, vector) in found.items():
         assert (label, metadata) == (expected[key].values["label"], expected[key].metadata)
         np.testing.assert_allclose(vector, expected[key].vector, atol=1e-4)
-    assert set(gallery.columns()) == {*METADATA}
+    assert set(gallery.contents.columns()) == {*METADATA}
     ids = gallery.ids_of(["item 4", "r/3.png"])
     assert [gallery.item(number).key for number in ids] == ["item 4", "r/3.png"]
     assert gallery.ids_of([str(ids[0]), ids[1]]) == ids
@@ -385,11 +385,16 @@ def test_sample(filled: Filled) -> None:
 
 def test_counts(filled: Filled) -> None:
     gallery, catalogue = filled
-    assert Counter(dict(gallery.label_counts())) == Counter(row.values["label"] for row in catalogue.rows)
+    assert Counter(dict(gallery.contents.label_counts())) == Counter(
+        row.values["label"] for row in catalogue.rows
+    )
     for column in METADATA:
         values = Counter(row.values[column] for row in catalogue.rows if row.values[column] is not None)
-        assert Counter({value: n for value, n in gallery.value_counts(column) if value is not None}) == values
-    sizes = sorted(map(tuple, gallery.image_sizes().tolist()))
+        assert (
+            Counter({value: n for value, n in gallery.contents.value_counts(column) if value is not None})
+            == values
+        )
+    sizes = sorted(map(tuple, gallery.contents.image_sizes().tolist()))
     assert sizes == sorted((row.values["width"], row.values["height"]) for row in catalogue.rows)
 
 
@@ -415,32 +420,34 @@ def test_facets(filled: Filled, where: str | None) -> None:
                 shown,  # type: ignore[arg-type]
             )
         )
-    found = gallery.facets([facet.column for facet in expected], where, 3)
+    found = gallery.contents.facets([facet.column for facet in expected], where, 3)
     assert (found.items, found.counted) == (len(rows), len(rows))
     for one, other in zip(found.facets, expected, strict=True):
         if other.dates and other.dates[0].endswith("T00:00:00Z"):
             other = dataclasses.replace(other, dates=(other.dates[0][:10], other.dates[1]))
         assert one == other
     with pytest.raises(InputError, match="every image has its own key"):
-        gallery.facets(["key"], None, 3)
+        gallery.contents.facets(["key"], None, 3)
 
 
 @pytest.mark.parametrize("where", [None, "price > 0"])
 def test_listing(filled: Filled, kind: Kind, where: str | None) -> None:
     """Pages by ascending id; a database refuses another order."""
     gallery, catalogue = filled
-    found, place = gallery.listing(where, Order(), None, 7)
+    found, place = gallery.contents.listing(where, Order(), None, 7)
     while place is not None:
-        page, place = gallery.listing(where, Order(), place, 7)
+        page, place = gallery.contents.listing(where, Order(), place, 7)
         found += page
     assert [item.id for item in found] == sorted(item.id for item in found)
     keys = [row.key for row in catalogue.rows if where is None or (row.values["price"] or 0) > 0]
     assert sorted(item.key for item in found) == sorted(keys)
     if kind.database is not None:
         with pytest.raises(InputError, match="lists its images by ascending id only; leave the order out"):
-            gallery.listing(where, Order("price"), None, 7)
+            gallery.contents.listing(where, Order("price"), None, 7)
     else:
-        prices = [item.metadata.get("price") for item in gallery.listing(where, Order("price"), None, 7)[0]]
+        prices = [
+            item.metadata.get("price") for item in gallery.contents.listing(where, Order("price"), None, 7)[0]
+        ]
         assert (
             prices
             == sorted(

@@ -149,11 +149,13 @@ def test_bad_files_are_listed_skipped_and_retried(gallery: Gallery, tmp_path: Pa
     assert (outcome.added, outcome.ignored) == (1, 1)
     reasons = {Path(bad.stamp.path).name: bad.reason for bad in outcome.bad}
     assert reasons == {"broken.jpg": ImageError.DAMAGED, "empty.jpg": ImageError.NOT_AN_IMAGE}
-    assert {Path(bad.stamp.path).name for bad in Gallery.open(gallery.folder).bad_files()} == set(reasons)
+    assert {Path(bad.stamp.path).name for bad in Gallery.open(gallery.folder).contents.bad_files()} == set(
+        reasons
+    )
     assert len(gallery.add([folder]).bad) == 2, "unchanged bad files stay on the list"
     draw(2).save(folder / "a" / "broken.jpg")
     assert gallery.add([folder], retry=True).added == 1
-    assert [Path(bad.stamp.path).name for bad in gallery.bad_files()] == ["empty.jpg"]
+    assert [Path(bad.stamp.path).name for bad in gallery.contents.bad_files()] == ["empty.jpg"]
 
 
 def test_undecodable_file_name_is_listed(gallery: Gallery, tmp_path: Path) -> None:

@@ -21,10 +21,10 @@ from retrieval import Embedder, Gallery, ImageError, InputError
 from retrieval.images.location import Location
 from retrieval.ingest import rebuild as rebuilding
 from retrieval.ingest.indexing import IngestResult
-from retrieval.ingest.rebuild import rebuild
 from retrieval.ingest.sync import RemovalLimit, folder_difference, sync, update
 from retrieval.storage.records import Change
 from retrieval.upkeep import successor
+from retrieval.ingest.rebuild import rebuild
 from retrieval.upkeep.verify import verify
 from tests.conftest import draw, lookalike_here, unzip_shared
 from tests.serve.model import write_model
@@ -270,7 +270,7 @@ def test_sync_forgets_deleted_bad_files(gallery: Gallery, photos: Path) -> None:
     assert len(sync(gallery, photos).bad) == 1
     (photos / "red" / "bad.png").unlink()
     sync(gallery, photos)
-    assert gallery.bad_files() == []
+    assert gallery.contents.bad_files() == []
 
 
 # ---- update
@@ -532,8 +532,8 @@ def test_build_from_unusual_files(tmp_path: Path) -> None:
     first = lookalike_here(*words, code=3)
     gallery = Gallery(tmp_path / "g")
     assert len(gallery) > 120
-    assert len(gallery.bad_files()) > 20
-    assert all(bad.reason and bad.detail for bad in gallery.bad_files())
+    assert len(gallery.contents.bad_files()) > 20
+    assert all(bad.reason and bad.detail for bad in gallery.contents.bad_files())
     assert len(first.stderr.splitlines()) < 40, "further files are only counted"
     assert "nothing new to add" in lookalike_here(*words, code=3).stdout
     assert verify(gallery.folder).problems == []

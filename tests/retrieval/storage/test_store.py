@@ -162,9 +162,9 @@ def test_unusable_file_loses_its_item(gallery: Gallery) -> None:
         bad = BadFile(FileStamp("/pictures", "a.jpg", 9, 9), "damaged", "cut off")
         gallery.store.commit(unit_vectors(0), [], [bad])
     assert set(contents(gallery)) == {"b.jpg"}
-    assert [file.detail for file in gallery.bad_files()] == ["cut off"]
+    assert [file.detail for file in gallery.contents.bad_files()] == ["cut off"]
     commit(gallery, ["a"])
-    assert not gallery.bad_files()
+    assert not gallery.contents.bad_files()
 
 
 def test_facts_change_without_the_vector(gallery: Gallery) -> None:

@@ -76,7 +76,7 @@ def facts(gallery: Gallery) -> dict[int, tuple[object, ...]]:
     """Return everything about the live items except their vectors, and the unusable files."""
     ids = item_ids(gallery).tolist()
     items: dict[int, tuple[object, ...]] = {item.id: tuple(item[1:]) for item in gallery.store.items(ids)}
-    return items | {-1: tuple(gallery.bad_files())}
+    return items | {-1: tuple(gallery.contents.bad_files())}
 
 
 def vectors(gallery: Gallery) -> np.ndarray:

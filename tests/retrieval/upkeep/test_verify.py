@@ -145,7 +145,13 @@ def test_flipped_database_bytes_are_found_or_harmless(folder: Path) -> None:
 def dump(folder: Path) -> tuple[object, ...]:
     gallery = Gallery(folder)
     runs = gallery.store.select("SELECT * FROM runs")
-    return contents(gallery), gallery.store.manifest, gallery.store.segments(), gallery.bad_files(), runs
+    return (
+        contents(gallery),
+        gallery.store.manifest,
+        gallery.store.segments(),
+        gallery.contents.bad_files(),
+        runs,
+    )
 
 
 def test_damaged_item_is_found_and_removed(folder: Path) -> None:
@@ -225,7 +231,7 @@ def test_damaged_records_are_deleted(folder: Path, table: str, damage: str) -> N
     assert ["1 damaged rows" in problem.what for problem in verify(folder).problems] == [True]
     assert not verify(folder, repair=True).left
     assert contents(Gallery(folder)) == before
-    assert len(gallery.bad_files()) == (table == "runs")
+    assert len(gallery.contents.bad_files()) == (table == "runs")
 
 
 def test_leftovers_are_not_problems(folder: Path) -> None:

@@ -23,8 +23,8 @@ from PIL import Image
 
 from retrieval import Gallery, InputError
 from retrieval.errors import ImageError
-from retrieval.ingest.rebuild import rebuild
 from retrieval.model.embedder import Embedder
+from retrieval.ingest.rebuild import rebuild
 from retrieval.upkeep.verify import verify
 from serve.core import changes
 from serve.core.changes import AddedImage
@@ -192,7 +192,7 @@ def test_unusable_image_does_not_affect_the_others(service: SearchService, folde
     assert reasons == ["not-an-image", "not-an-image", "damaged", "too-large", "not-an-image"]
     assert added(found[-1]).item.key == "5.png"
     assert len(kept(folder)) == 1
-    assert service.gallery.bad_files() == []
+    assert service.gallery.contents.bad_files() == []
     assert changes.add(service, [("0.png", b"")])[0]
     assert changes.add(service, []) == []
 
