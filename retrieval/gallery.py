@@ -8,17 +8,17 @@ in `retrieval.galleries`; what changes a gallery is in `retrieval.ingest`, `retr
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from retrieval.curation.duplicate_groups import NearDuplicates
 from retrieval.curation.duplicates import find_in_files
 from retrieval.curation.store_duplicates import find_in_database
 from retrieval.curation.thinning import Thinning, remove_from_database, remove_from_files
-from retrieval.errors import InputError, LookalikeError
+from retrieval.errors import InputError
 from retrieval.files import now
 from retrieval.galleries.database import DatabaseView
 from retrieval.galleries.database_folder import is_gallery, is_store, read_folder
@@ -27,13 +27,10 @@ from retrieval.galleries.inapplicable import inapplicable
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.galleries.writer import FileWriter
 from retrieval.ingest import sync as syncing
-from retrieval.ingest import watch as watching
 from retrieval.ingest.editor import Editor
 from retrieval.ingest.indexing import MAX_BAD, BadFilePolicy, BatchSource, IngestResult, add_images
-from retrieval.ingest.rebuild import RebuildResult, rebuild
 from retrieval.ingest.sources import Sources
 from retrieval.ingest.store_transfer import rows_of_database
-from retrieval.ingest.sync import FolderDifference, RemovalLimit, UpdateResult
 from retrieval.ingest.transfer import (
     ImportResult,
     Origin,
@@ -42,7 +39,7 @@ from retrieval.ingest.transfer import (
     import_into_files,
     rows_of_files,
 )
-from retrieval.ingest.watch import SECONDS
+from retrieval.ingest.watch import watch
 from retrieval.model.embedder import Embedder
 from retrieval.model.layer import Layer
 from retrieval.model.runtime import Runtime
@@ -53,6 +50,7 @@ from retrieval.stores.address import Address
 from retrieval.stores.opening import parse_address
 from retrieval.upkeep import reprojection
 from retrieval.upkeep.compact import Compaction, compact
+from retrieval.upkeep.rebuild import RebuildResult, rebuild
 from retrieval.upkeep.snapshot import GalleryCopy, copy_gallery
 from retrieval.upkeep.store_reprojection import reproject_database, undo_database
 from retrieval.upkeep.store_verify import verify_database
@@ -213,16 +211,22 @@ class Gallery(SearchableGallery):
                 the keys of rows without ids. Nothing is changed.
             LookalikeError: The index cannot be built; the vectors are imported. Or the database fails.
         """
-        kind, index = cls.kind(folder, store), index or IndexSpec()
-        kind.check_index(index, folder)
+        kind, spec = cls.kind(folder, store), index or IndexSpec()
+        kind.check_index(spec, folder)
         origin = Origin.read(source, model=model, name=name, root=root, prefix=prefix, runtime=runtime)
-        if kind is FileGallery:
-            return import_into_files(
-                folder, origin, index=index, storage=storage, show_progress=show_progress
-            )
-        return import_into_database(
-            folder, origin, store, recall=index.recall, storage=storage, show_progress=show_progress
-        )
+        return kind._import(folder, origin, store, spec, storage, show_progress)
+
+    @classmethod
+    @abstractmethod
+    def _import(
+        cls,
+        folder: Path,
+        origin: Origin,
+        store: Address | None,
+        index: IndexSpec,
+        storage: str | None,
+        show_progress: bool,
+    ) -> ImportResult: ...
 
     @abstractmethod
     def fixed(self) -> Gallery:
@@ -323,80 +327,11 @@ class Gallery(SearchableGallery):
             show_progress=show_progress,
         )
 
-    def sync(
-        self,
-        folder: Path,
-        *,
-        limit: RemovalLimit | None = None,
-        checksum: bool = False,
-        policy: BadFilePolicy | None = None,
-        ignore_decisions: bool = False,
-        show_progress: bool = False,
-    ) -> IngestResult:
-        """Add new, embed changed, follow moved and remove deleted files; see `retrieval.ingest.sync.sync`."""
-        return syncing.sync(
-            self,
-            folder,
-            limit=limit,
-            checksum=checksum,
-            policy=policy,
-            ignore_decisions=ignore_decisions,
-            show_progress=show_progress,
-        )
-
-    def difference(
-        self,
-        folder: Path,
-        *,
-        limit: RemovalLimit | None = None,
-        checksum: bool = False,
-        ignore_decisions: bool = False,
-        show_progress: bool = False,
-    ) -> FolderDifference:
-        """Return what `sync` would do; see `retrieval.ingest.sync.folder_difference`."""
-        return syncing.folder_difference(
-            self,
-            folder,
-            limit=limit,
-            checksum=checksum,
-            ignore_decisions=ignore_decisions,
-            show_progress=show_progress,
-        )
-
-    def update(
-        self,
-        *,
-        prune: bool = False,
-        limit: RemovalLimit | None = None,
-        checksum: bool = False,
-        policy: BadFilePolicy | None = None,
-        ignore_decisions: bool = False,
-        show_progress: bool = False,
-    ) -> UpdateResult:
-        """Embed changed files again and follow moved ones; see `retrieval.ingest.sync.update`."""
-        return syncing.update(
-            self,
-            prune=prune,
-            limit=limit,
-            checksum=checksum,
-            policy=policy,
-            ignore_decisions=ignore_decisions,
-            show_progress=show_progress,
-        )
-
-    def watch(
-        self,
-        folder: Path,
-        *,
-        seconds: float = SECONDS,
-        limit: RemovalLimit | None = None,
-        policy: BadFilePolicy | None = None,
-        show_progress: bool = False,
-    ) -> Iterator[IngestResult | LookalikeError | OSError]:
-        """Sync with a folder whenever it has changed, without end; see `retrieval.ingest.watch.watch`."""
-        return watching.watch(
-            self, folder, seconds=seconds, limit=limit, policy=policy, show_progress=show_progress
-        )
+    # Functions whose first argument is the gallery, as methods.
+    sync = syncing.sync
+    difference = syncing.folder_difference
+    update = syncing.update
+    watch = watch
 
     @abstractmethod
     def editor(self) -> Editor:
@@ -497,14 +432,23 @@ class Gallery(SearchableGallery):
         accept: Callable[[Any], None] | None = None,
         show_progress: bool = False,
     ) -> RebuildResult:
-        """Embed all images with another model; see `retrieval.ingest.rebuild`."""
+        """Embed all images with another model; see `retrieval.upkeep.rebuild`."""
 
     def check_projectable(self, *, drop_old: bool = False) -> None:
         """Raise an `InputError` if `reproject` would refuse the gallery, before a layer is learned."""
         reprojection.check_projectable(self, drop_old=drop_old)
 
     @abstractmethod
-    def reproject(self, layer: Layer, model: Embedder, **options: Any) -> reprojection.Reprojection:
+    def reproject(
+        self,
+        layer: Layer,
+        model: Embedder,
+        *,
+        command: str,
+        counts: Mapping[str, int] | None = None,
+        drop_old: bool = False,
+        show_progress: bool = False,
+    ) -> reprojection.Reprojection:
         """Put every stored vector through a layer; see `retrieval.upkeep.reprojection.reproject`."""
 
     @abstractmethod
@@ -523,6 +467,18 @@ class FileGallery(FilesView, Gallery):
             raise InputError(f"{folder}: a gallery in files; choose another name, or omit --store")
         return cls(folder, root=root, runtime=runtime)
 
+    @classmethod
+    def _import(
+        cls,
+        folder: Path,
+        origin: Origin,
+        store: Address | None,
+        index: IndexSpec,
+        storage: str | None,
+        show_progress: bool,
+    ) -> ImportResult:
+        return import_into_files(folder, origin, index=index, storage=storage, show_progress=show_progress)
+
     def fixed(self) -> Gallery:
         """Return another object of the present state, whose state does not change."""
         return FileGallery(self.folder, root=self.root, runtime=self._runtime)
@@ -538,9 +494,7 @@ class FileGallery(FilesView, Gallery):
     def _duplicates(self, min_score: float, exact: bool, show_progress: bool) -> NearDuplicates:
         return find_in_files(self, min_score, exact=exact, show_progress=show_progress)
 
-    def remove_surplus(self, thinning: Thinning) -> int:
-        """See `retrieval.curation.thinning.remove_from_files`."""
-        return remove_from_files(self, thinning)
+    remove_surplus = remove_from_files
 
     def optimize(self, index: IndexSpec | None = None, *, show_progress: bool = False) -> IndexWork:
         """See `Gallery.optimize`."""
@@ -577,31 +531,19 @@ class FileGallery(FilesView, Gallery):
         """See `retrieval.upkeep.snapshot.copy_gallery`."""
         return copy_gallery(self.folder, target, show_progress=show_progress)
 
-    def compact(self, *, show_progress: bool = False) -> Compaction:
-        """See `retrieval.upkeep.compact.compact`."""
-        return compact(self, show_progress=show_progress)
+    compact = compact
+    rebuild = rebuild
+    reproject = reprojection.reproject
+    undo_reprojection = reprojection.undo
 
-    def rebuild(
-        self,
-        model: Embedder,
-        *,
-        keep_old: bool = True,
-        policy: BadFilePolicy | None = None,
-        accept: Callable[[Any], None] | None = None,
-        show_progress: bool = False,
-    ) -> RebuildResult:
-        """See `retrieval.ingest.rebuild.rebuild`."""
-        return rebuild(
-            self, model, keep_old=keep_old, policy=policy, accept=accept, show_progress=show_progress
-        )
 
-    def reproject(self, layer: Layer, model: Embedder, **options: Any) -> reprojection.Reprojection:
-        """See `retrieval.upkeep.reprojection.reproject`."""
-        return reprojection.reproject(self, layer, model, **options)
+def _refusal(name: str) -> Callable[..., NoReturn]:
+    """Return a method that raises the error for an operation of `retrieval.galleries.inapplicable`."""
 
-    def undo_reprojection(self, *, show_progress: bool = False) -> SearchableGallery:
-        """See `retrieval.upkeep.reprojection.undo`."""
-        return reprojection.undo(self, show_progress=show_progress)
+    def refuse(gallery: DatabaseGallery, *_: Any, **__: Any) -> NoReturn:
+        raise inapplicable(name, gallery.folder, gallery._known.address)
+
+    return refuse
 
 
 class DatabaseGallery(DatabaseView, Gallery):
@@ -614,6 +556,20 @@ class DatabaseGallery(DatabaseView, Gallery):
         if store is not None and str(store) != str(known := read_folder(folder).address):
             raise InputError(f"{folder}: its images are at {known}; omit --store, or choose another name")
         return cls(folder, root=root, runtime=runtime, address=store)
+
+    @classmethod
+    def _import(
+        cls,
+        folder: Path,
+        origin: Origin,
+        store: Address | None,
+        index: IndexSpec,
+        storage: str | None,
+        show_progress: bool,
+    ) -> ImportResult:
+        return import_into_database(
+            folder, origin, store, recall=index.recall, storage=storage, show_progress=show_progress
+        )
 
     def fixed(self) -> Gallery:
         """Return the gallery itself: it has no states, and an embedded database cannot be opened twice."""
@@ -641,9 +597,7 @@ class DatabaseGallery(DatabaseView, Gallery):
             raise inapplicable("exact", self.folder)
         return find_in_database(self, min_score, show_progress=show_progress)
 
-    def remove_surplus(self, thinning: Thinning) -> int:
-        """See `retrieval.curation.thinning.remove_from_database`."""
-        return remove_from_database(self, thinning)
+    remove_surplus = remove_from_database
 
     def optimize(self, index: IndexSpec | None = None, *, show_progress: bool = False) -> IndexWork:
         """See `Gallery.optimize`."""
@@ -676,38 +630,20 @@ class DatabaseGallery(DatabaseView, Gallery):
             self.complete_index(show_progress=show_progress)
         return replace(found, left=verify_database(self, show_progress=show_progress).left)
 
-    def snapshot(self, target: Path, *, show_progress: bool = False) -> GalleryCopy:
-        """See `Gallery.snapshot`."""
-        raise inapplicable("snapshot", self.folder, self._known.address)
-
-    def compact(self, *, show_progress: bool = False) -> Compaction:
-        """See `Gallery.compact`."""
-        raise inapplicable("compact", self.folder)
-
-    def rebuild(
-        self,
-        model: Embedder,
-        *,
-        keep_old: bool = True,
-        policy: BadFilePolicy | None = None,
-        accept: Callable[[Any], None] | None = None,
-        show_progress: bool = False,
-    ) -> RebuildResult:
-        """See `Gallery.rebuild`."""
-        raise inapplicable("rebuild", self.folder)
+    snapshot = _refusal("snapshot")
+    compact = _refusal("compact")
+    rebuild = _refusal("rebuild")
+    undo_reprojection = undo_database
 
     def reproject(
         self,
         layer: Layer,
         model: Embedder,
         *,
+        command: str,
+        counts: Mapping[str, int] | None = None,
         drop_old: bool = False,
         show_progress: bool = False,
-        **_: Any,
     ) -> reprojection.Reprojection:
         """See `retrieval.upkeep.store_reprojection.reproject_database`; a database keeps no history."""
         return reproject_database(self, layer, model, drop_old=drop_old, show_progress=show_progress)
-
-    def undo_reprojection(self, *, show_progress: bool = False) -> SearchableGallery:
-        """See `retrieval.upkeep.store_reprojection.undo_database`."""
-        return undo_database(self, show_progress=show_progress)

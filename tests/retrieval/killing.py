@@ -34,7 +34,6 @@ import numpy as np
 from retrieval import Embedder, Gallery
 from retrieval.galleries.writer import FileWriter
 from retrieval.ingest.editor import Editor
-from retrieval.ingest.rebuild import rebuild
 from retrieval.ingest.uploads import Upload, store_uploads
 from retrieval.model.layer import Layer
 from retrieval.search import index
@@ -44,6 +43,7 @@ from retrieval.storage.queries import ids_by_key
 from retrieval.storage.records import Change, IndexSpec
 from retrieval.storage.store import Store
 from retrieval.upkeep.compact import compact
+from retrieval.upkeep.rebuild import rebuild
 from retrieval.upkeep.reprojection import reproject, undo
 from retrieval.upkeep.snapshot import copy_gallery
 from retrieval.upkeep.verify import verify

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from retrieval import Embedder, Gallery
-from retrieval.ingest.rebuild import rebuild
 from retrieval.ingest.uploads import Upload, store_uploads
 from retrieval.storage.records import IndexSpec
 from retrieval.upkeep.compact import compact
+from retrieval.upkeep.rebuild import rebuild
 from retrieval.upkeep.snapshot import copy_gallery
 from retrieval.upkeep.verify import verify
 from tests.retrieval.ingest.test_uploads import encoded

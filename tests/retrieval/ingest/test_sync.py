@@ -24,7 +24,7 @@ from retrieval.ingest.indexing import IngestResult
 from retrieval.ingest.sync import RemovalLimit, folder_difference, sync, update
 from retrieval.storage.records import Change
 from retrieval.upkeep import successor
-from retrieval.ingest.rebuild import rebuild
+from retrieval.upkeep.rebuild import rebuild
 from retrieval.upkeep.verify import verify
 from tests.conftest import draw, lookalike_here, unzip_shared
 from tests.serve.model import write_model

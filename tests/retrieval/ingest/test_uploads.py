@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from retrieval import Gallery
-from retrieval.ingest.rebuild import rebuild
 from retrieval.ingest.sync import sync, update
 from retrieval.ingest.uploads import Upload, store_uploads
 from retrieval.model.embedder import Embedder
 from retrieval.storage import database
 from retrieval.storage.records import IndexSpec
 from retrieval.upkeep.compact import compact
+from retrieval.upkeep.rebuild import rebuild
 from retrieval.upkeep.verify import verify
 from tests.conftest import draw
 from tests.retrieval.filling import commit, item_ids, small_gallery, unit_vectors

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from retrieval import Embedder, Gallery
-from retrieval.ingest.rebuild import rebuild
 from retrieval.machine.resources import cores
+from retrieval.upkeep.rebuild import rebuild
 from serve.app import create_app
 from serve.core.batching import Batcher
 from serve.core.errors import BusyError, DeadlineExceededError

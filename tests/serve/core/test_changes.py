@@ -24,7 +24,7 @@ from PIL import Image
 from retrieval import Gallery, InputError
 from retrieval.errors import ImageError
 from retrieval.model.embedder import Embedder
-from retrieval.ingest.rebuild import rebuild
+from retrieval.upkeep.rebuild import rebuild
 from retrieval.upkeep.verify import verify
 from serve.core import changes
 from serve.core.changes import AddedImage
