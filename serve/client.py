@@ -16,37 +16,34 @@ import base64
 import io
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from urllib.parse import quote
 
 import httpx
+from pydantic import BaseModel, Field
 
 from retrieval.errors import InputError
 from serve.addresses import API, api_of
-from serve.answers import (
-    Added,
-    Conflict,
-    Decision,
-    Evaluation,
-    Facet,
-    Facets,
-    Gallery,
-    Heatmap,
-    Heatmaps,
-    Hit,
-    Image,
-    ItemPage,
-    Job,
-    Metric,
-    Removal,
-    Result,
-    ServedGallery,
-    Vectors,
-)
+from serve.wire.decisions import Decision, DecisionsAnswer
+from serve.wire.evaluation import EvaluationAnswer as Evaluation
+from serve.wire.evaluation import EvaluationMetric as Metric
+from serve.wire.evaluation import EvaluationResult as Result
+from serve.wire.galleries import GalleriesAnswer, ServedGallery
+from serve.wire.galleries import GalleryAnswer as Gallery
+from serve.wire.heatmaps import SCALE, HeatmapAnswer
+from serve.wire.heatmaps import Heatmap as WireHeatmap
+from serve.wire.hits import BatchAnswer, BatchResult, Hit, SearchAnswer
+from serve.wire.hits import EmbedAnswer as Vectors
+from serve.wire.images import AddAnswer, AddResult, Image
+from serve.wire.images import AddConflict as Conflict
+from serve.wire.items import ColumnFacet, DateRange, FacetsAnswer, NumberRange
+from serve.wire.items import ItemsAnswer as ItemPage
+from serve.wire.items import RemoveAnswer as Removal
+from serve.wire.jobs import JobAnswer
+from serve.wire.problems import ProblemDetails
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,7 +78,6 @@ __all__ = [  # the answers are part of the interface of the client
 ]
 _TIMEOUT_SECONDS = 35.0  # longer than the default deadline of the server
 _BYTES_HEADERS = {"Content-Type": "application/octet-stream"}
-_RANGES = ("numbers", "dates")  # of a facet
 _MAX_EXCERPT = 100  # characters of a response that is not from a Lookalike server
 T = TypeVar("T")
 Rerank = Literal["none", "query-expansion", "k-reciprocal"]
@@ -117,6 +113,98 @@ class ApiError(Exception):
 
     def __str__(self) -> str:
         return f"{self.status} {self.code}".rstrip() + f": {self.detail}"
+
+
+class Added(Image):
+    """The result of adding an image; it is not new if the gallery had its bytes already."""
+
+    is_new: bool = Field(description="Whether it was added.")
+    conflict: Conflict | None = Field(description="If it was not, what was asked for it and not stored.")
+
+
+@dataclass(frozen=True)
+class Facet:
+    """The values of a column.
+
+    Attributes:
+        column: Column name.
+        values: The most frequent values with their numbers of images.
+        distinct: Number of different values.
+        missing: Images without a value.
+        numbers: Lowest and highest number, if there are any.
+        dates: First and last date, if all values are dates.
+    """
+
+    column: str
+    values: list[tuple[str | int | float, int]]
+    distinct: int
+    missing: int
+    numbers: tuple[float, float] | None
+    dates: tuple[str, str] | None
+
+
+@dataclass(frozen=True)
+class Facets:
+    """Counts of the values of columns.
+
+    Attributes:
+        images: Images that fulfil the condition.
+        counted: Images whose values are counted: all of these, or a random sample.
+        facets: Column name -> its values.
+    """
+
+    images: int
+    counted: int
+    facets: dict[str, Facet]
+
+
+@dataclass(frozen=True, eq=False)
+class Heatmap:
+    """What each location of an image contributes to a score.
+
+    Attributes:
+        box: What the grid covers: left, top, right and bottom, as fractions of the upright image.
+        contributions: float64 [h, w]; they sum to the score.
+        strengths: Their contrast, float64 [h, w], -1 to 1.
+    """
+
+    box: tuple[float, float, float, float]
+    contributions: np.ndarray
+    strengths: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Heatmaps:
+    """Where a query and an image of the gallery look alike.
+
+    Attributes:
+        score: Their cosine similarity.
+        query: Heatmap of the query.
+        item: Heatmap of the image of the gallery.
+        similarities: Cosine of each location of the query with each of the image, float64 [h w, h w].
+        fingerprint: Fingerprint of the model.
+    """
+
+    score: float
+    query: Heatmap
+    item: Heatmap
+    similarities: np.ndarray
+    fingerprint: str
+
+
+class Job(JobAnswer):
+    """Long work of the server; see `POST /v1/jobs`."""
+
+    progress: dict[str, Any] | None = Field(  # type: ignore[assignment]
+        description='"what", "done", "total" and "unit"; `None` if unknown.'
+    )
+    problem: dict[str, Any] | None = Field(  # type: ignore[assignment]
+        description="Why it failed: a problem document."
+    )
+
+
+class _Jobs(BaseModel):
+    jobs: list[Job]
 
 
 class Client:
@@ -224,7 +312,7 @@ class Client:
             request = {"json": given | _view(query) | _without_none({"fingerprint": fingerprint})}
         if names:
             request["api"] = API
-        return self._request_json(lambda answer: _hits(answer["hits"]), "POST", "/search", **request)
+        return self._request_json(SearchAnswer.model_validate_json, "POST", "/search", **request).hits
 
     def search_batch(
         self,
@@ -251,17 +339,12 @@ class Client:
         """
         given = _options(k, where, min_score, group_by, exclude, rerank, min_probability, order)
         options = given | {"together": together}
-        return self._request_json(
-            lambda answer: [*map(_batch_result, answer["results"])],
-            "POST",
-            "/search:batch",
-            params=options,
-            files=_files(images),
-        )
+        files = _files(images)
+        return self._request_json(_batch, "POST", "/search:batch", params=options, files=files)
 
     def embed_texts(self, texts: Sequence[str]) -> Vectors:
         """Return the vectors of texts, of unit length; raise an `ApiError` without a text encoder."""
-        return self._request_json(partial(_parse, Vectors), "POST", "/embed", json={"texts": list(texts)})
+        return self._request_json(Vectors.model_validate_json, "POST", "/embed", json={"texts": list(texts)})
 
     def embed(self, images: Iterable[ImageSource]) -> Vectors:
         """Return the vectors of images, of unit length.
@@ -269,7 +352,7 @@ class Client:
         Raises:
             ApiError: The server refuses the request, also for a single unusable image.
         """
-        return self._request_json(partial(_parse, Vectors), "POST", "/embed", files=_files(images))
+        return self._request_json(Vectors.model_validate_json, "POST", "/embed", files=_files(images))
 
     def heatmap(
         self,
@@ -300,7 +383,7 @@ class Client:
 
     def image(self, id: int | str) -> Image:
         """Return an image of the gallery by its id or key; raise an `ApiError` if there is none."""
-        read = partial(_parse, Image)
+        read = Image.model_validate_json
         if isinstance(id, str):
             return self._request_json(read, "GET", "/images/by-key", params={"key": id})
         return self._request_json(read, "GET", f"/images/{id}")
@@ -334,9 +417,7 @@ class Client:
         files = [base64.b64encode(_bytes(source)).decode() for source in sources]
         body = _without_none({"images": files, "names": names, "label": label, "metadata": metadata})
         try:
-            return self._request_json(
-                lambda answer: [*map(_add_result, answer["results"])], "POST", "/images", json=body
-            )
+            return self._request_json(_additions, "POST", "/images", json=body)
         except ApiError as error:
             if len(sources) == 1 and error.code == "unusable-image":
                 return [error]
@@ -361,12 +442,8 @@ class Client:
         Raises:
             ApiError: The server refuses the request.
         """
-
-        def read(answer: Any) -> ItemPage:
-            return ItemPage([_parse(Image, one) for one in answer["items"]], answer["next_cursor"])
-
         params = _without_none({"limit": limit, "cursor": cursor, "where": where, "order": order})
-        return self._request_json(read, "GET", "/items", params=params)
+        return self._request_json(ItemPage.model_validate_json, "GET", "/items", params=params)
 
     def items(self, where: str | None = None, order: str = "id", *, page_size: int = 500) -> Iterator[Image]:
         """Yield all images of the gallery, each once, also while others are added and removed.
@@ -419,7 +496,7 @@ class Client:
         body: dict[str, Any] = {} if isinstance(label, Unchanged) else {"label": label}
         if metadata is not None:
             body["metadata"] = dict(metadata)
-        return self._request_json(partial(_parse, Image), "PATCH", f"/items/{id}", json=body)
+        return self._request_json(Image.model_validate_json, "PATCH", f"/items/{id}", json=body)
 
     def remove_where(self, where: str, expected: int | None = None) -> Removal:
         """Remove all images that fulfil a condition; by default a dry run, which counts them only.
@@ -433,7 +510,7 @@ class Client:
                 of images now, and none was removed.
         """
         body = _without_none({"where": where, "dry_run": expected is None, "expected": expected})
-        return self._request_json(partial(_parse, Removal), "POST", "/items:remove", json=body)
+        return self._request_json(Removal.model_validate_json, "POST", "/items:remove", json=body)
 
     def decisions(self, *, limit: int = 100, before: int | None = None) -> list[Decision]:
         """Return the newest decisions about images, newest first, if the server allows changes.
@@ -443,7 +520,8 @@ class Client:
             before: Return those with a number below this one.
         """
         params = _without_none({"limit": limit, "before": before})
-        return self._request_json(_decisions, "GET", "/decisions", params=params)
+        read = DecisionsAnswer.model_validate_json
+        return self._request_json(read, "GET", "/decisions", params=params).decisions
 
     def keep(self, id: int) -> None:
         """Decide that an image is right as it is: it is not suspected any more."""
@@ -459,7 +537,7 @@ class Client:
 
     def gallery(self) -> Gallery:
         """Return the description of the gallery."""
-        return self._request_json(partial(_parse, Gallery), "GET", "/gallery")
+        return self._request_json(Gallery.model_validate_json, "GET", "/gallery")
 
     def evaluation(self) -> Evaluation:
         """Return the newest evaluation of the gallery.
@@ -467,13 +545,7 @@ class Client:
         Raises:
             ApiError: "no-evaluation" if the gallery keeps none.
         """
-
-        def read(answer: Any) -> Evaluation:
-            results = [_parse(Result, one) for one in answer["results"]]
-            metrics = [_parse(Metric, one) for one in answer["metrics"]]
-            return _parse(Evaluation, {**answer, "results": results, "metrics": metrics})
-
-        return self._request_json(read, "GET", "/evaluation")
+        return self._request_json(Evaluation.model_validate_json, "GET", "/evaluation")
 
     def start_job(self, kind: str, **options: Any) -> Job:
         """Start long work on the gallery and return it.
@@ -485,15 +557,15 @@ class Client:
         Raises:
             ApiError: "busy" while the server does other long work; or the server refuses the request.
         """
-        return self._request_json(partial(_parse, Job), "POST", "/jobs", json={"kind": kind, **options})
+        return self._request_json(Job.model_validate_json, "POST", "/jobs", json={"kind": kind, **options})
 
     def job(self, id: str) -> Job:
         """Return a job, with its result if it is done; raise an `ApiError` if there is none."""
-        return self._request_json(partial(_parse, Job), "GET", f"/jobs/{quote(id, safe='')}")
+        return self._request_json(Job.model_validate_json, "GET", f"/jobs/{quote(id, safe='')}")
 
     def jobs(self) -> list[Job]:
         """Return the jobs of the gallery without their results, the newest first."""
-        return self._request_json(lambda found: [_parse(Job, one) for one in found["jobs"]], "GET", "/jobs")
+        return self._request_json(_Jobs.model_validate_json, "GET", "/jobs").jobs
 
     def wait(self, id: str, *, every: float = 1.0) -> Any:
         """Wait until a job has ended and return its result.
@@ -517,11 +589,7 @@ class Client:
 
     def galleries(self) -> list[ServedGallery]:
         """Return all galleries of the server; the first is the default."""
-
-        def read(answer: Any) -> list[ServedGallery]:
-            return [_parse(ServedGallery, gallery) for gallery in answer["galleries"]]
-
-        return self._request_json(read, "GET", "/galleries", api=API)
+        return self._request_json(GalleriesAnswer.model_validate_json, "GET", "/galleries", api=API).galleries
 
     def close(self) -> None:
         """Close the connections."""
@@ -535,11 +603,11 @@ class Client:
     ) -> None:
         self.close()
 
-    def _request_json(self, read: Callable[[Any], T], method: str, path: str, **request: Any) -> T:
+    def _request_json(self, read: Callable[[bytes], T], method: str, path: str, **request: Any) -> T:
         answer = self._send(method, path, **request)
         try:
-            return read(answer.json())
-        except (ValueError, LookupError, TypeError, AttributeError):  # not JSON, or of another server
+            return read(answer.content)
+        except ValueError:  # not JSON, or of another server
             raise _foreign_error(answer) from None
 
     def _no_content(self, method: str, path: str, **request: Any) -> None:
@@ -614,55 +682,53 @@ def _bytes(image: ImageSource) -> bytes:
     return buffer.getvalue()
 
 
-def _parse(kind: type[T], values: Mapping[str, Any]) -> T:
-    """Return a dataclass from a JSON object; unknown fields of a newer server are ignored."""
-    known = [one.name for one in fields(kind)]  # type: ignore[arg-type]
-    return kind(**{name: values[name] for name in known if name in values})
+def _batch(content: bytes) -> list[list[Hit] | ApiError]:
+    def read(result: BatchResult) -> list[Hit] | ApiError:
+        return _problem(result.problem) if result.hits is None else result.hits
+
+    return [read(result) for result in BatchAnswer.model_validate_json(content).results]
 
 
-def _decisions(answer: Mapping[str, Any]) -> list[Decision]:
-    return [_parse(Decision, one) for one in answer["decisions"]]
+def _additions(content: bytes) -> list[Added | ApiError]:
+    def read(result: AddResult) -> Added | ApiError:
+        if result.image is None:
+            return _problem(result.problem)
+        return Added(**dict(result.image), is_new=bool(result.added), conflict=result.conflict)
+
+    return [read(result) for result in AddAnswer.model_validate_json(content).results]
 
 
-def _hits(found: Iterable[Mapping[str, Any]]) -> list[Hit]:
-    return [_parse(Hit, hit) for hit in found]
+def _facets(content: bytes) -> Facets:
+    def ends(one: NumberRange | DateRange | None) -> Any:
+        return None if one is None else (one.min, one.max)
+
+    def read(one: ColumnFacet) -> Facet:
+        values = [(pair.value, pair.count) for pair in one.values]
+        return Facet(one.column, values, one.distinct, one.missing, ends(one.numbers), ends(one.dates))
+
+    answer = FacetsAnswer.model_validate_json(content)
+    return Facets(answer.images, answer.counted, {one.column: read(one) for one in answer.facets})
 
 
-def _batch_result(result: Mapping[str, Any]) -> list[Hit] | ApiError:
-    return _hits(result["hits"]) if "hits" in result else _error(result["problem"])
-
-
-def _add_result(result: Mapping[str, Any]) -> Added | ApiError:
-    if "problem" in result:
-        return _error(result["problem"])
-    conflict = _parse(Conflict, result["conflict"]) if "conflict" in result else None
-    return Added(**vars(_parse(Image, result["image"])), is_new=result["added"], conflict=conflict)
-
-
-def _facets(answer: Mapping[str, Any]) -> Facets:
-    facets = {
-        one["column"]: Facet(
-            one["column"],
-            [(pair["value"], pair["count"]) for pair in one["values"]],
-            one["distinct"],
-            one["missing"],
-            *(None if one[name] is None else (one[name]["min"], one[name]["max"]) for name in _RANGES),
-        )
-        for one in answer["facets"]
-    }
-    return Facets(answer["images"], answer["counted"], facets)
-
-
-def _heatmaps(answer: Mapping[str, Any]) -> Heatmaps:
+def _heatmaps(content: bytes) -> Heatmaps:
     import numpy as np
 
-    def read(one: Mapping[str, Any]) -> Heatmap:
-        return Heatmap(tuple(one["box"]), np.array(one["contributions"]), np.array(one["strengths"]))
+    def read(one: WireHeatmap) -> Heatmap:
+        left, top, right, bottom = one.box
+        return Heatmap((left, top, right, bottom), np.array(one.contributions), np.array(one.strengths))
 
-    places = answer["height"] * answer["width"]
-    similarities = np.frombuffer(base64.b64decode(answer["similarities"]), "<i2").reshape(places, places)
-    read_maps = read(answer["query"]), read(answer["item"])
-    return Heatmaps(answer["score"], *read_maps, similarities / 32767, answer["fingerprint"])
+    answer = HeatmapAnswer.model_validate_json(content)
+    places = answer.height * answer.width
+    similarities = np.frombuffer(base64.b64decode(answer.similarities), "<i2").reshape(places, places)
+    read_maps = read(answer.query), read(answer.item)
+    return Heatmaps(answer.score, *read_maps, similarities / SCALE, answer.fingerprint)
+
+
+def _problem(problem: ProblemDetails | None) -> ApiError:
+    """Return the error of one of several images."""
+    if problem is None:
+        raise ValueError("neither a result nor a problem")
+    return _error(problem.model_dump(exclude_unset=True))
 
 
 def _error(problem: Mapping[str, Any], retry_after: float | None = None) -> ApiError:

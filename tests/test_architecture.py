@@ -54,7 +54,7 @@ FLOORS = {
         "papers",
     ),
     "serve": (
-        "addresses answers limits",
+        "addresses limits",
         "core",
         "wire",
         "config",

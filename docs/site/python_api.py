@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
+from inspect import formatannotation
+
+from pydantic import BaseModel
 
 # What scripts import, and what for.
 MODULES = {
@@ -31,9 +35,26 @@ def pages() -> dict[str, str]:
     }
 
 
-def _page(module: str, what: str) -> str:
+def _page(name: str, what: str) -> str:
     """Return the page of a module: its docstring, then each public name."""
-    names = [name for name in import_module(module).__all__ if f"{module}.{name}" not in MODULES]
-    own = f"::: {module}\n    options: {{members: false, show_root_heading: false}}"
-    parts = [f"# {module}", f"*{what}.*", own]
-    return "\n\n".join([*parts, *(f"::: {module}.{name}" for name in names)]) + "\n"
+    module = import_module(name)
+    public = [one for one in module.__all__ if f"{name}.{one}" not in MODULES]
+    parts = [
+        f"# {name}",
+        f"*{what}.*",
+        f"::: {name}\n    options: {{members: false, show_root_heading: false}}",
+    ]
+    for one in public:
+        parts += [f"::: {name}.{one}", *_fields(getattr(module, one))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _fields(value: object) -> list[str]:
+    """Return the fields of a pydantic model as a list, which mkdocstrings leaves out."""
+    if not (isinstance(value, type) and issubclass(value, BaseModel)):
+        return []
+    lines = []
+    for name, field in value.model_fields.items():
+        kind = re.sub(r"\b[a-z_.]+\.", "", formatannotation(field.annotation))  # without modules
+        lines.append(f"- `{name}: {kind}` {field.description or ''}")
+    return ["\n".join(lines)]

@@ -77,7 +77,7 @@ operations_router = APIRouter(generate_unique_id_function=lambda route: route.na
     summary="Find the images most similar to a query.",
     responses={
         200: {
-            "model": answers.SearchAnswer | answers.GalleriesSearchAnswer,
+            "model": answers.SearchAnswer,
             "description": "The hits, best first.",
         },
         **documented(*BODY, UnknownItemError, *CONTENT, *LOAD),
@@ -372,7 +372,7 @@ def _search(
         raise hits
     summary = answer.summary
     found = answers.SearchAnswer(
-        hits=_hits(hits, summary),
+        hits=[_hit(hit, summary) for hit in hits],
         nothing_like_it=options.options().is_nothing_like_it(hits),
         fingerprint=summary.fingerprint,
     )
@@ -381,16 +381,8 @@ def _search(
 
 def _search_together(services: Sequence[SearchService], query: SearchRequest) -> Response:
     found = find_in(services, query.query(), query.options(), fingerprint=query.fingerprint)
-    answer = answers.GalleriesSearchAnswer(
-        hits=[
-            answers.GalleryHit(
-                **image_fields(hit, summary),
-                score=hit.score,
-                probability=hit.probability,
-                gallery=summary.name,
-            )
-            for hit, summary in found
-        ],
+    answer = answers.SearchAnswer(
+        hits=[_hit(hit, summary, summary.name) for hit, summary in found],
         nothing_like_it=False,
         fingerprint=services[0].gallery.fingerprint,
     )
@@ -448,11 +440,9 @@ def _image(service: SearchService, name: int | str) -> images.Image:
     return images.Image(**image_fields(service.item(name), service.summary()))
 
 
-def _hits(found: list[Hit], summary: GallerySummary) -> list[answers.Hit]:
-    return [
-        answers.Hit(**image_fields(hit, summary), score=hit.score, probability=hit.probability)
-        for hit in found
-    ]
+def _hit(hit: Hit, summary: GallerySummary, gallery: str | None = None) -> answers.Hit:
+    fields = image_fields(hit, summary)
+    return answers.Hit(**fields, score=hit.score, probability=hit.probability, gallery=gallery)
 
 
 def _batch_result(
@@ -460,7 +450,8 @@ def _batch_result(
 ) -> answers.BatchResult:
     if isinstance(hits, InputError):
         return answers.BatchResult(problem=problem_details(hits, request))
-    return answers.BatchResult(hits=_hits(hits, summary), nothing_like_it=options.is_nothing_like_it(hits))
+    shown = [_hit(hit, summary) for hit in hits]
+    return answers.BatchResult(hits=shown, nothing_like_it=options.is_nothing_like_it(hits))
 
 
 def vector_values(vector: np.ndarray | InputError) -> list[float]:

@@ -21,6 +21,12 @@ class Hit(Image):
         "null in a gallery that is not calibrated, and with re-ranking.",
         examples=[0.87],
     )
+    gallery: str | None = Field(
+        None,
+        exclude_if=lambda name: name is None,
+        description="Name of its gallery, if several were searched.",
+        examples=["birds"],
+    )
 
 
 class SearchAnswer(BaseModel):
@@ -29,18 +35,6 @@ class SearchAnswer(BaseModel):
     hits: list[Hit]
     nothing_like_it: bool = Field(description="Whether no hit reaches `min_probability`.")
     fingerprint: Fingerprint
-
-
-class GalleryHit(Hit):
-    """A found image of one of several galleries."""
-
-    gallery: str = Field(description="Name of its gallery.", examples=["birds"])
-
-
-class GalleriesSearchAnswer(SearchAnswer):
-    """Hits of a search in several galleries, best first."""
-
-    hits: list[GalleryHit]  # type: ignore[assignment]
 
 
 class BatchResult(BaseModel):

@@ -116,6 +116,9 @@ def test_every_public_name_is_described(site: Path) -> None:
         names = [name for name in module.__all__ if not inspect.ismodule(getattr(module, name))]
         assert not [name for name in names if f'id="{page.stem}.{name}"' not in text], page.stem
         number += len(names)
+        for name in names:
+            for field in getattr(getattr(module, name), "model_fields", ()):  # of an answer of a server
+                assert f"<code>{field}: " in text, (name, field)
     assert number > 50
 
 
