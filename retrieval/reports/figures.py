@@ -44,8 +44,24 @@ def render_figure(draw: Callable[[Figure], object], width: float, height: float,
         height: Height in inches.
         kind: "svg" or "png".
     """
-    import matplotlib as mpl  # slow to import, and only figures need it
     from matplotlib.figure import Figure
+
+    def drawn() -> Figure:
+        figure = Figure(figsize=(width, height), layout="constrained")
+        draw(figure)
+        return figure
+
+    return figure_bytes(drawn, kind)
+
+
+def figure_bytes(make: Callable[[], Figure], kind: str = "svg") -> bytes:
+    """Return a figure as the bytes of an image file.
+
+    Args:
+        make: Function that returns the figure.
+        kind: "svg" or "png".
+    """
+    import matplotlib as mpl  # slow to import, and only figures need it
 
     # Fixed ids, no date and no version.
     metadata = {"Date": None} if kind == "svg" else {"Software": None}
@@ -55,8 +71,7 @@ def render_figure(draw: Callable[[Figure], object], width: float, height: float,
         warnings.catch_warnings(),
     ):
         warnings.filterwarnings("ignore", "Glyph")  # characters that the font lacks become a box
-        figure = Figure(figsize=(width, height), layout="constrained")
-        draw(figure)
+        figure = make()
         buffer = io.BytesIO()
         figure.savefig(buffer, format=kind, dpi=_DOTS_PER_INCH, metadata=metadata)
     return buffer.getvalue()

@@ -95,11 +95,11 @@ def tune(
       {low: 1, high: 8, step: 1}          integers, because both ends are integers
       {choices: [batch, optimal]}         one of several values
 
-    Search: each method gets the same number of trials. The first has the default values (of the recipe or
-    the loss, if the space has them, else the middle), the next quarter of the trials random ones, then
-    Optuna's tree-structured Parzen estimator proposes them. A trial is trained without the held-out classes
-    (`split`; by default a quarter of them) and measured on these; test images are not loaded. A failed trial
-    counts.
+    Search: each method gets the same number of trials, or one for each of its settings if these are fewer.
+    The first has the default values (of the recipe or the loss, if the space has them, else the middle), the
+    next quarter of the trials random ones, then Optuna's tree-structured Parzen estimator proposes them. A
+    trial is trained without the held-out classes (`split`; by default a quarter of them) and measured on
+    these; test images are not loaded. A failed trial counts.
 
     Final runs: the chosen settings are trained with every seed and measured on the test split, as by
     `lookalike sweep`; they are in DIR/test. They use all training classes, with as many steps as in the
@@ -111,9 +111,10 @@ def tune(
     runs train one network per seed and fold. On the test split, NAME is the mean of the networks of a seed,
     NAME-concatenated one embedding of all their dimensions.
 
-    DIR/tune.md and DIR/tune.json have the spaces, trials, seconds and chosen settings. Repeat the command to
-    resume: the choice is that of an uninterrupted search. Methods and seeds can be added, the rest is fixed.
-    Needs Optuna: pip install 'lookalike[tune]'.
+    DIR/tune.md and DIR/tune.json have the spaces, trials, seconds and chosen settings; DIR/search.log is
+    a journal of Optuna, which optuna-dashboard shows. Repeat the command to resume: the choice is that of
+    an uninterrupted search. Methods and seeds can be added, the rest is fixed. Needs Optuna: pip install
+    'lookalike[tune]'.
     """
     if find_spec("optuna") is None:
         raise LookalikeError(f"`lookalike tune` {needs('optuna')}")

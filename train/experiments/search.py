@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import gc
-import json
 import math
 import shutil
 import statistics
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from retrieval.errors import LookalikeError
-from retrieval.files import atomic_write
 from train import settings
 from train.config import Config
 from train.data import DataSet
 from train.experiments.isolation import DeadProcessError, run_isolated
-from train.experiments.search_space import Choices, Interval, Space
+from train.experiments.search_space import Space
 from train.loop.run_folder import Run
 from train.loop.trainer import Trainer
 
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.trial import FrozenTrial
+
+STUDIES = "search.log"  # Optuna's journal, with a study for each method
 _FEWEST_RANDOM = 3
 _MOST_LISTED = 10_000  # combinations of values
 
@@ -41,10 +44,8 @@ class Trial:
         settings: Value of each searched setting.
         value: Metric on the held-out images, in 0..1; `None` if the trial failed.
         error: Reason why it failed.
-        seconds: Time of the trial; 0 for a repetition.
-        repeats: Number of the earlier trial with the same settings, whose value was taken over.
+        seconds: Time of the trial.
         steps: Training steps of a run.
-        steps_per_epoch: Steps of an epoch.
         curves: Recall@1 on the held-out images before training and after each epoch, for each fold.
     """
 
@@ -53,14 +54,9 @@ class Trial:
     value: float | None = None
     error: str | None = None
     seconds: float = 0.0
-    repeats: int | None = None
     steps: int | None = None
     steps_per_epoch: int | None = None
     curves: list[list[float]] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -69,7 +65,7 @@ class Search:
 
     Attributes:
         name: Name of the method.
-        folder: Folder of its trials: trial-000.json and so on.
+        folder: Folder of the searches of all methods.
         spaces: Space by setting.
         first: Settings of the first trial.
         budget: Number of trials.
@@ -91,18 +87,41 @@ class Search:
 
     @property
     def trials(self) -> int:
-        """Number of trials: without a space there is one setting, so one trial."""
-        return self.budget if self.spaces else 1
+        """Number of trials: the budget, or that of all settings if these are fewer, one without a space."""
+        return int(min(self.budget, self._combinations))
+
+    @property
+    def _combinations(self) -> float:
+        return math.prod(
+            math.inf if space.values is None else len(space.values) for space in self.spaces.values()
+        )
+
+    def study(self) -> Study:
+        """Return the study of Optuna that keeps the finished trials; begin it if there is none."""
+        import optuna  # slow to import
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        storage = JournalStorage(JournalFileBackend(str(self.folder / STUDIES)))
+        if self.name not in optuna.get_all_study_names(storage):
+            optuna.create_study(storage=storage, study_name=self.name, direction="maximize")
+        return optuna.load_study(study_name=self.name, storage=storage)
 
     def finished(self) -> list[Trial]:
         """Return the finished trials."""
-        found = []
-        for number in range(self.trials):
-            file = self._file(number)
-            if not file.is_file():
-                break
-            found.append(Trial(**json.loads(file.read_text())))
-        return found
+        if not (self.folder / STUDIES).is_file():
+            return []
+        found = self.study().get_trials()
+        return [
+            Trial(
+                number,
+                {name: space.decoded(trial.params[name]) for name, space in self.spaces.items()},
+                trial.values and trial.value,
+                **trial.user_attrs,
+            )
+            for number, trial in enumerate(found)
+        ]
 
     def next_settings(self, trials: Sequence[Trial]) -> dict[str, Any]:
         """Return the settings of the next trial.
@@ -126,11 +145,10 @@ class Search:
 
     def _all_settings(self) -> list[dict[str, Any]]:
         """Return every combination of values, if there are not too many, otherwise none."""
-        values = [space.values for space in self.spaces.values()]
-        listed = [each for each in values if each is not None]
-        if len(listed) < len(values) or math.prod(map(len, listed)) > _MOST_LISTED:
+        if self._combinations > _MOST_LISTED:
             return []
-        return [dict(zip(self.spaces, combination, strict=True)) for combination in product(*listed)]
+        values = product(*(space.values or () for space in self.spaces.values()))
+        return [dict(zip(self.spaces, combination, strict=True)) for combination in values]
 
     def _random_number(self, trials: Sequence[Trial]) -> int:
         """Return a number that depends on the seed of the search and the number of the next trial."""
@@ -138,28 +156,31 @@ class Search:
 
     def _propose(self, trials: Sequence[Trial]) -> dict[str, Any]:
         """Return a random proposal at the begin, otherwise the estimator's."""
-        import optuna  # slow to import
+        import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        distributions = {name: _distribution(space) for name, space in self.spaces.items()}
         sampler = optuna.samplers.TPESampler(
             seed=self._random_number(trials),
             n_startup_trials=max(_FEWEST_RANDOM, math.ceil(self.budget / 4)),
             multivariate=True,
         )
         study = optuna.create_study(direction="maximize", sampler=sampler)
-        state = optuna.trial.TrialState
-        study.add_trials(
-            optuna.trial.create_trial(
-                state=state.PRUNED if trial.value is None else state.COMPLETE,
-                value=trial.value,
-                params={name: _encode(self.spaces[name], value) for name, value in trial.settings.items()},
-                distributions=distributions,
-            )
-            for trial in trials
+        study.add_trials(map(self.frozen, trials))
+        drawn = study.ask({name: space.distribution() for name, space in self.spaces.items()}).params
+        return {name: space.decoded(drawn[name]) for name, space in self.spaces.items()}
+
+    def frozen(self, trial: Trial) -> FrozenTrial:
+        """Return a trial of Optuna: a failed one as pruned, which its estimator takes for a bad one."""
+        from optuna.trial import TrialState, create_trial
+
+        own = ("number", "settings", "value")
+        return create_trial(
+            state=TrialState.PRUNED if trial.value is None else TrialState.COMPLETE,
+            value=trial.value,
+            params={name: space.encoded(trial.settings[name]) for name, space in self.spaces.items()},
+            distributions={name: space.distribution() for name, space in self.spaces.items()},
+            user_attrs={key: value for key, value in asdict(trial).items() if key not in own},
         )
-        drawn = study.ask(distributions).params
-        return {name: _decode(space, drawn[name]) for name, space in self.spaces.items()}
 
     def run(self, dataset: DataSet, log: Callable[[str], None], *, show_progress: bool = False) -> None:
         """Run the unfinished trials, one after the other; a failed one counts, and the search goes on.
@@ -170,49 +191,36 @@ class Search:
             show_progress: Show the progress of each run on stderr.
         """
         found = self.finished()
-        self.folder.mkdir(parents=True, exist_ok=True)
         while len(found) < self.trials:
-            wanted = self.next_settings(found)
-            earlier = next((trial for trial in found if trial.settings == wanted), None)
-            if earlier is not None:
-                origin = earlier.number if earlier.repeats is None else earlier.repeats
-                trial = Trial(len(found), wanted, earlier.value, earlier.error, repeats=origin)
-            else:
-                trial = self._measure_apart(len(found), wanted, dataset, show_progress)
-            with atomic_write(self._file(trial.number)) as draft:
-                draft.write_text(json.dumps(trial.to_dict()))
-            shutil.rmtree(self._runs(trial.number), ignore_errors=True)  # checkpoints would fill the disk
+            trial = Trial(len(found), self.next_settings(found))
+            trial = self._measure_apart(trial, dataset, show_progress)
+            self.study().add_trial(self.frozen(trial))
+            shutil.rmtree(self._runs(trial), ignore_errors=True)  # checkpoints would fill the disk
             found.append(trial)
             log(self._message(trial, found))
 
-    def _measure_apart(
-        self, number: int, values: dict[str, Any], dataset: DataSet, show_progress: bool
-    ) -> Trial:
+    def _measure_apart(self, trial: Trial, dataset: DataSet, show_progress: bool) -> Trial:
         """Measure a trial in a process of its own; one that dies is a failed trial."""
-        began, configs = time.monotonic(), self.configs(values)
-        task = _Task(number, values, configs, self._runs(number), self.epoch, self.metric)
+        began, configs = time.monotonic(), self.configs(trial.settings)
+        what = (trial, configs, self._runs(trial), self.epoch, self.metric)
         try:
-            return run_isolated(_measure, task, dataset, show_progress)
+            return run_isolated(_measure, *what, dataset, show_progress)
         except DeadProcessError as error:
-            return Trial(number, values, error=str(error), seconds=_since(began))
+            return replace(trial, error=str(error), seconds=_since(began))
         except KeyboardInterrupt as error:
             hint = "interrupted; repeat the command to resume"
-            raise KeyboardInterrupt(f"{self.name}, trial {number + 1}: {hint}") from error
+            raise KeyboardInterrupt(f"{self.name}, trial {trial.number + 1}: {hint}") from error
 
     def _message(self, trial: Trial, found: Sequence[Trial]) -> str:
         best = best_trial(found)
         words = ", ".join(settings.format_changes(trial.settings)) or "no searched settings"
         outcome = f"failed: {trial.error}" if trial.value is None else f"{100 * trial.value:.2f}"
         leader = f" (best {100 * (best.value or 0):.2f}, trial {best.number + 1})" if best else ""
-        again = f", as in trial {trial.repeats + 1}" if trial.repeats is not None else ""
         count = f"trial {trial.number + 1} of {self.trials}"
-        return f"{self.name}, {count}: {words}: {outcome}{leader}{again} [{trial.seconds:.1f} s]"
+        return f"{self.name}, {count}: {words}: {outcome}{leader} [{trial.seconds:.1f} s]"
 
-    def _file(self, number: int) -> Path:
-        return self.folder / f"trial-{number:03d}.json"
-
-    def _runs(self, number: int) -> Path:
-        return self.folder / f"trial-{number:03d}"
+    def _runs(self, trial: Trial) -> Path:
+        return self.folder / "search" / self.name / f"trial-{trial.number:03d}"
 
 
 def best_trial(trials: Sequence[Trial]) -> Trial | None:
@@ -221,27 +229,23 @@ def best_trial(trials: Sequence[Trial]) -> Trial | None:
     return max(measured, key=lambda trial: trial.value or 0.0, default=None)
 
 
-@dataclass(frozen=True)
-class _Task:
-    """What a trial needs to be measured in another process."""
-
-    number: int
-    settings: dict[str, Any]
-    configs: Sequence[Config]
-    folder: Path
-    epoch: str
-    metric: str
-
-
-def _measure(task: _Task, dataset: DataSet, show_progress: bool) -> Trial:
+def _measure(
+    trial: Trial,
+    configs: Sequence[Config],
+    folder: Path,
+    epoch: str,
+    metric: str,
+    dataset: DataSet,
+    show_progress: bool,
+) -> Trial:
     """Train the runs of a trial, one for each fold, and measure them on the held-out images."""
     began = time.monotonic()
-    scores, curves, steps, per_epoch, run = [], [], 0, 0, task.folder
+    scores, curves, steps, per_epoch, run = [], [], 0, 0, folder
     try:
-        for fold, config in enumerate(task.configs):
-            run = task.folder / f"fold-{fold}"
+        for fold, config in enumerate(configs):
+            run = folder / f"fold-{fold}"
             trainer = _train(run, config, dataset, show_progress)
-            scores.append(_score(trainer, task.epoch, task.metric))
+            scores.append(_score(trainer, epoch, metric))
             records = trainer.run.metrics()
             curves.append([record["recall_at_1"] for record in records if "recall_at_1" in record])
             steps, per_epoch = trainer.step, trainer.sampler.per_epoch
@@ -252,11 +256,10 @@ def _measure(task: _Task, dataset: DataSet, show_progress: bool) -> Trial:
         raise
     except Exception as error:
         reason = _reason(error).replace(f"{run}: ", "")  # the folder is deleted
-        return Trial(task.number, task.settings, error=reason, seconds=_since(began))
-    return Trial(
-        task.number,
-        task.settings,
-        statistics.fmean(scores),
+        return replace(trial, error=reason, seconds=_since(began))
+    return replace(
+        trial,
+        value=statistics.fmean(scores),
         seconds=_since(began),
         steps=steps,
         steps_per_epoch=per_epoch,
@@ -285,25 +288,6 @@ def _train(folder: Path, config: Config, dataset: DataSet, show_progress: bool) 
     trainer = Trainer(run, dataset, show_progress=show_progress)
     trainer.train(resume=begun)
     return trainer
-
-
-def _distribution(space: Space) -> Any:
-    from optuna import distributions
-
-    if isinstance(space, Choices):
-        return distributions.CategoricalDistribution(tuple(range(len(space.values))))
-    if space.is_integer:
-        return distributions.IntDistribution(int(space.low), int(space.high), space.log, int(space.step or 1))
-    return distributions.FloatDistribution(space.low, space.high, space.log, space.step)
-
-
-def _encode(space: Space, value: Any) -> Any:
-    """Return a value as Optuna has it: choices, which may be of any kind, by their position."""
-    return space.place(value) if isinstance(space, Choices) else value
-
-
-def _decode(space: Space, drawn: Any) -> Any:
-    return space.rounded(drawn) if isinstance(space, Interval) else space.values[drawn]
 
 
 def _reason(error: Exception) -> str:

@@ -9,12 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retrieval.errors import InputError, did_you_mean
 from train.experiments.experiment import Experiment
 from train.losses import registry
 from train.settings import Changes
+from train.yaml_files import to_line
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
 
 _INTERVAL, _CHOICES = ("low", "high", "log", "step"), ("choices",)
 _DIGITS = 4  # significant digits of a number between two ends
@@ -35,6 +39,22 @@ class Interval:
     high: Number
     log: bool = False
     step: Number | None = None
+
+    def distribution(self) -> BaseDistribution:
+        """Return the space as Optuna has it."""
+        from optuna.distributions import FloatDistribution, IntDistribution
+
+        if self.is_integer:
+            return IntDistribution(int(self.low), int(self.high), self.log, int(self.step or 1))
+        return FloatDistribution(self.low, self.high, self.log, self.step)
+
+    def encoded(self, value: Number) -> Number:
+        """Return a value as Optuna has it."""
+        return value
+
+    def decoded(self, drawn: Number) -> Number:
+        """Return the value that Optuna has drawn."""
+        return self.rounded(drawn)
 
     @property
     def is_integer(self) -> bool:
@@ -95,6 +115,25 @@ class Choices:
     """
 
     values: tuple[Any, ...]
+
+    @property
+    def labels(self) -> list[str]:
+        """The values, of any kind, as texts: what Optuna has in their place."""
+        return list(map(to_line, self.values))
+
+    def distribution(self) -> BaseDistribution:
+        """Return the space as Optuna has it."""
+        from optuna.distributions import CategoricalDistribution
+
+        return CategoricalDistribution(self.labels)
+
+    def encoded(self, value: Any) -> str:
+        """Return a value as Optuna has it."""
+        return self.labels[self.place(value) or 0]
+
+    def decoded(self, drawn: str) -> Any:
+        """Return the value that Optuna has drawn."""
+        return self.values[self.labels.index(drawn)]
 
     def contains(self, value: Any) -> bool:
         """Return whether a value is one of the choices."""

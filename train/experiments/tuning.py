@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from retrieval.errors import InputError, LookalikeError
-from retrieval.files import file_lock
+from retrieval.files import file_lock, write_texts
 from retrieval.machine.devices import Device
 from train import data, settings
 from train.config import Config
@@ -23,7 +23,7 @@ from train.experiments.search_space import fill_spaces
 from train.experiments.sweep import run_sweep
 from train.experiments.sweep_results import SweepResults
 from train.experiments.tuning_plan import TuningPlan
-from train.experiments.tuning_results import MethodResult, TuningResult
+from train.experiments.tuning_results import MethodResult, TuningResult, search_figure
 from train.loop.run_folder import initial_loss, initial_model
 from train.settings import Changes
 
@@ -76,7 +76,8 @@ def run_tuning(
             search.run(training, log, show_progress=show_progress)
             result = _result(folder, plan, searches, training)
             result.save(folder)
-            result.save_figure(folder, search.name)
+            if next(method for method in result.methods if method.name == search.name).drawn:
+                write_texts(folder, {f"{search.name}.svg": search_figure(search.study(), plan.metric)})
         chosen, final = _chosen(plan, searches)
         if not chosen:
             return _result(folder, plan, searches, training), None
@@ -120,7 +121,7 @@ def _training_images_only(dataset: DataSet, plan: TuningPlan) -> DataSet:
 def _search(folder: Path, plan: TuningPlan, name: str, device: Device | None) -> Search:
     return Search(
         name=name,
-        folder=folder / "search" / name,
+        folder=folder,
         spaces=plan.spaces(name),
         first=plan.first_values(name),
         budget=plan.trials,
@@ -191,27 +192,15 @@ def _result(
     final: Mapping[str, str] | None = None,
 ) -> TuningResult:
     kept, held_out = hold_out(training.train, plan.split, plan.seed)
-    classes = [len({image.label for image in images}) for images in (kept, held_out)]
-    return TuningResult(
-        data=training.name,
-        command=plan.command(folder),
-        metric=plan.metric,
-        epoch=plan.epoch,
-        trials=plan.trials,
-        folds=plan.folds,
-        seed=plan.seed,
-        split=plan.split.model_dump(),
-        classes=(classes[0], classes[1]),
-        images=(len(kept), len(held_out)),
-        methods=[
-            MethodResult(
-                name=search.name,
-                changes=settings.format_changes(plan.methods[search.name]),
-                spaces=dict(search.spaces),
-                budget=search.trials,
-                trials=search.finished(),
-                final=(final or {}).get(search.name),
-            )
-            for search in searches
-        ],
-    )
+    methods = [
+        MethodResult(
+            name=search.name,
+            changes=settings.format_changes(plan.methods[search.name]),
+            spaces=search.spaces,
+            budget=search.trials,
+            trials=search.finished(),
+            final=(final or {}).get(search.name),
+        )
+        for search in searches
+    ]
+    return TuningResult(plan, training.name, plan.command(folder), kept, held_out, methods)

@@ -30,6 +30,7 @@ PLAN = "tune.yaml"
 DEFAULT_TRIALS, DEFAULT_SEEDS = 20, 10
 DEFAULT_METRIC = "map_at_r"
 _HELD_OUT, _MOST_HELD_OUT = 0.25, 0.5
+_BUDGET = ("trials", "metric", "seed", "folds")
 _RATES = {"low": 1e-4, "high": 1e-2, "log": True}
 _SHARED = {"seed": "use --seed", "data": "use --data", "split": "use --set, for all methods"}
 
@@ -190,12 +191,9 @@ class TuningPlan:
             **self.experiment.to_dict(),
             "space": list(settings.format_changes(self.common)),
             "methods": {name: list(settings.format_changes(c)) for name, c in self.methods.items()},
-            "trials": self.trials,
             "seeds": list(self.seeds),
-            "metric": self.metric,
-            "seed": self.seed,
-            "folds": self.folds,
             "baseline": self.baseline,
+            **{key: getattr(self, key) for key in _BUDGET},
         }
         save_plan(folder / PLAN, values)
 
@@ -209,7 +207,8 @@ class TuningPlan:
                 methods={str(name): settings.parse_changes(c) for name, c in values["methods"].items()},
                 common=settings.parse_changes(values["space"]),
                 seeds=tuple(map(int, values["seeds"])),
-                **{key: values[key] for key in ("trials", "metric", "seed", "folds", "baseline")},
+                baseline=values["baseline"],
+                **{key: values[key] for key in _BUDGET},
             )
 
         return load_plan(folder / PLAN, "search", parse)
@@ -242,7 +241,7 @@ def make_tuning_plan(
         InputError: Settings that differ from those in the folder, no methods, or a malformed space.
     """
     kept = TuningPlan.load(folder)
-    budget = {"trials": trials, "metric": metric, "seed": seed, "folds": folds}
+    budget = dict(zip(_BUDGET, (trials, metric, seed, folds), strict=True))
     if kept is None:
         if not methods:
             raise InputError(

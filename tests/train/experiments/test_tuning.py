@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optuna
 import pytest
-from matplotlib.figure import Figure
+from matplotlib import pyplot as plt
 from PIL import Image
 
 from retrieval import InputError
@@ -25,7 +26,7 @@ from train.experiments.search import Search, Trial, best_trial
 from train.experiments.search_space import is_space, parse_space
 from train.experiments.tuning import run_tuning
 from train.experiments.tuning_plan import TuningPlan, make_tuning_plan
-from train.experiments.tuning_results import MethodResult, TuningResult, draw_search
+from train.experiments.tuning_results import MethodResult, TuningResult, search_figure
 from train.loop.run_folder import Run
 from train.loop.trainer import Trainer
 from train.models.embedding_model import pixel_embedder
@@ -50,7 +51,7 @@ def _undrawn() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for figure in ("sweep_results.results_figure", "sweep_results.curves_figure"):
             patch.setattr(f"train.experiments.{figure}", lambda *data: "")
-        patch.setattr("train.experiments.tuning_results.search_figure", lambda *data: "")
+        patch.setattr("train.experiments.tuning.search_figure", lambda *data: "")
         yield
 
 
@@ -107,6 +108,12 @@ def without_times(tree: Any) -> Any:
     return [without_times(item) for item in tree] if isinstance(tree, list) else tree
 
 
+def study(folder: Path, method: str) -> optuna.Study:
+    """Return a study as any program that knows Optuna reads it."""
+    backend = optuna.storages.journal.JournalFileBackend(str(folder / "search.log"))
+    return optuna.load_study(study_name=method, storage=optuna.storages.JournalStorage(backend))
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, hues: Path) -> Path:
     """A finished search of two methods, with its final runs."""
@@ -117,17 +124,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory, hues: Path) -> Path:
 
 def test_every_method_gets_the_same_budget(finished: Path) -> None:
     result = json.loads((finished / "tune.json").read_text())
-    assert [m["budget"]["trials"] for m in result["methods"]] == [TRIALS, TRIALS]
+    assert [m["budget"]["trials"] for m in result["methods"]] == [TRIALS, 2], "proxy has two settings"
     for method in result["methods"]:
         history = method["history"]
-        assert [trial["number"] for trial in history] == list(range(TRIALS))
+        assert [trial["number"] for trial in history] == list(range(method["budget"]["trials"]))
         values = [trial["value"] for trial in history]
         assert method["best"]["value"] == max(values)
         assert method["chosen"] == history[values.index(max(values))]["settings"]
         assert method["budget"]["seconds"] == pytest.approx(sum(trial["seconds"] for trial in history))
     proxy = result["methods"][1]
-    assert proxy["repeated"] == TRIALS - 2, "there are two settings"
-    assert [trial["repeats"] for trial in proxy["history"][:2]] == [None, None]
     assert list(proxy["space"]) == ["optimizer.lr"], "its own space replaces the common one"
     assert (result["training"]["classes"], result["held_out"]["classes"]) == (4, 2)
 
@@ -135,9 +140,10 @@ def test_every_method_gets_the_same_budget(finished: Path) -> None:
 def test_value_of_a_trial_is_map_at_r_of_the_held_out_classes(
     finished: Path, hues: Path, tmp_path: Path
 ) -> None:
-    trial = json.loads((finished / "search/triplet/trial-000.json").read_text())
+    (trial, *_) = study(finished, "triplet").trials
+    settings = {"loss.margin": trial.params["loss.margin"], "optimizer.lr": trial.params["optimizer.lr"]}
     dataset = load(f"folder:{hues}")
-    (config,) = plan(tmp_path, hues).fitted(dataset.train).trial_configs("triplet", trial["settings"])
+    (config,) = plan(tmp_path, hues).fitted(dataset.train).trial_configs("triplet", settings)
     run = Run.start(tmp_path / "run", config)
     Trainer(run, dataset).train()
     _, held_out = hold_out(dataset.train, config.split, config.seed)
@@ -145,7 +151,7 @@ def test_value_of_a_trial_is_map_at_r_of_the_held_out_classes(
     pixels = [config.preprocess(Image.open(image.path).convert("RGB")) for image in held_out]
     vectors = embed(np.stack(pixels))
     expected = map_at_r(vectors, np.array([image.label for image in held_out]))
-    assert trial["value"] == pytest.approx(expected)
+    assert trial.value == pytest.approx(expected)
 
 
 def map_at_r(vectors: np.ndarray, labels: np.ndarray) -> float:
@@ -167,7 +173,7 @@ def test_final_runs_have_the_chosen_settings_all_classes_and_equal_steps(finishe
         assert config.optimizer.lr == chosen[name]["optimizer.lr"]
         assert config.seed == 1
         assert config.split.validation == 0
-        steps = {t["steps"] for m in result["methods"] for t in m["history"] if t["repeats"] is None}
+        steps = {t["steps"] for m in result["methods"] for t in m["history"]}
         assert {Run(finished / "test" / name / "seed-1").metrics()[-1]["step"]} == steps
     assert (
         load_config(finished / "test/triplet/seed-1/config.yaml").loss["margin"]
@@ -193,11 +199,11 @@ def test_interrupted_search_makes_the_same_choice(finished: Path, hues: Path, tm
         patch.setattr("train.experiments.search.run_isolated", lambda measure, *task: measure(*task))
         with pytest.raises(KeyboardInterrupt, match="triplet, trial 3: interrupted; repeat the command"):
             run_tuning(tmp_path, plan(tmp_path, hues), ignore)
-    assert len(list(tmp_path.glob("search/*/trial-*.json"))) == 2
+    kept = [trial.user_attrs for trial in study(tmp_path, "triplet").trials]
+    assert len(kept) == 2
     assert Run(tmp_path / "search/triplet/trial-002/fold-0").has_checkpoint("last")
-    kept = (tmp_path / "search/triplet/trial-001.json").read_bytes()
     ours = search_only(tmp_path, plan(tmp_path, hues))
-    assert (tmp_path / "search/triplet/trial-001.json").read_bytes() == kept
+    assert [trial.user_attrs for trial in study(tmp_path, "triplet").trials[:2]] == kept
     theirs = json.loads((finished / "tune.json").read_text())
     assert without_times({**ours, "messages": None}) == without_times({**theirs, "messages": None})
 
@@ -308,14 +314,14 @@ def test_data_without_a_test_split_is_refused(hues: Path, tmp_path: Path) -> Non
 
 def test_command_reproduces_the_search_and_changes_are_refused(finished: Path, hues: Path) -> None:
     kept = json.loads((finished / "tune.json").read_text())
-    before = {p: p.read_bytes() for p in finished.glob("search/**/*.json")}
+    before = (finished / "search.log").read_bytes()
     again = json.loads(lookalike_here(*shlex.split(kept["command"])[1:], "--json").stdout)
     assert again["test"] == {
         **json.loads((finished / "test/results.json").read_text()),
         "created": again["test"]["created"],
     }
     assert {**again, "created": kept["created"], "test": None} == {**kept, "test": None}
-    assert {p: p.read_bytes() for p in finished.glob("search/**/*.json")} == before
+    assert (finished / "search.log").read_bytes() == before
     for changed in ({"trials": 5}, {"seed": 1}, {"common": {}}, {"overrides": (*SMALL, "epochs=3")}):
         with pytest.raises(InputError, match=r"begun with .*; methods and seeds may be added"):
             plan(finished, hues, **changed)
@@ -377,7 +383,8 @@ def result_of(values: Mapping[str, Sequence[float | None]]) -> TuningResult:
         MethodResult(name, (), {}, 3, [Trial(n, {"epochs": n}, value) for n, value in enumerate(found)])
         for name, found in values.items()
     ]
-    return TuningResult("digits", "", "map_at_r", "last", 3, 0, 0, {}, (4, 2), (40, 20), methods)
+    plan = TuningPlan(Experiment("digits"), {}, {}, 3, (0,), "map_at_r", 0, 0, "a")
+    return TuningResult(plan, "digits", "", [], [], methods)
 
 
 def test_methods_that_are_the_same_here_are_noted() -> None:
@@ -392,29 +399,25 @@ def test_methods_that_are_the_same_here_are_noted() -> None:
 # ---- the figure
 
 
-def test_figure_has_the_history_and_a_panel_for_each_space() -> None:
+def test_figure_has_a_panel_for_each_space_and_the_same_bytes_again(tmp_path: Path) -> None:
     spaces = {
         "optimizer.lr": parse_space({"low": 1e-4, "high": 1e-2, "log": True}, ""),
         "loss.negatives": parse_space({"choices": ["batch", "optimal"]}, ""),
     }
+    search = Search("m", tmp_path, spaces, {}, 4, 0, "last", "map_at_r", lambda values: [])
     trials = [
         Trial(0, {"optimizer.lr": 1e-3, "loss.negatives": "batch"}, 0.5),
         Trial(1, {"optimizer.lr": 1e-2, "loss.negatives": "batch"}, None, "diverged"),
-        Trial(2, {"optimizer.lr": 2e-3, "loss.negatives": "optimal"}, 0.4),
-        Trial(3, {"optimizer.lr": 5e-4, "loss.negatives": "optimal"}, 0.6),
+        Trial(2, {"optimizer.lr": 5e-4, "loss.negatives": "optimal"}, 0.6),
     ]
-    figure = Figure()
-    draw_search(MethodResult("m", (), spaces, 4, trials), "map_at_r", figure)
-    history, rates, negatives = figure.axes
-    leaders, measured, failed, best = history.lines
-    assert leaders.get_ydata() == pytest.approx([50, 50, 60])
-    assert list(measured.get_xdata()) == [1, 3, 4]
-    assert list(failed.get_xdata()) == [2]
-    assert (best.get_xdata()[0], best.get_ydata()[0]) == (4, 60)
-    assert rates.get_xscale() == "log"
-    assert rates.collections[0].get_offsets().tolist() == [[1e-3, 50], [2e-3, 40], [5e-4, 60]]
-    assert [tick.get_text() for tick in negatives.get_xticklabels()] == ["batch", "optimal"]
-    assert negatives.collections[0].get_offsets().tolist() == [[0, 50], [1, 40], [1, 60]]
+    for trial in trials:
+        search.study().add_trial(search.frozen(trial))
+    assert search.finished() == trials
+    drawn = search_figure(search.study(), "map_at_r")
+    for words in ("optimizer.lr", "loss.negatives", "batch", "optimal", "held-out MAP@R"):
+        assert f"<!-- {words} -->" in drawn.replace("'", "")
+    assert search_figure(search.study(), "map_at_r") == drawn
+    assert not plt.get_fignums(), "closed"
 
 
 # ---- the sampler
