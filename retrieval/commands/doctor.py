@@ -28,20 +28,16 @@ from retrieval.machine.installation import (
 from retrieval.machine.resources import cores, physical_memory
 from retrieval.text import align_columns, pluralize
 
-_TRAINING = "train, evaluate of a run, sweep, tune, analyze"
-_EMBEDDING = "index, search, serve, export, evaluate of a model"
-_COMPARING = "evaluate (neighbours, clusters), index build, duplicates"
+_COMMANDS = {  # what runs on each library
+    "torch": "train, evaluate of a run, sweep, tune, analyze",
+    "onnxruntime": "index, search, serve, export, evaluate of a model",
+    "faiss": "evaluate (neighbours, clusters), index build, duplicates",
+}
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A trial of a build.
-
-    Attributes:
-        build: Installed build.
-        card: GPU that it was used on; `None` if it was only loaded.
-        trial: What happened.
-    """
+    """A trial of a build on a GPU; on none, it was only loaded."""
 
     build: Build
     card: Gpu | None
@@ -72,8 +68,8 @@ def doctor(as_json: bool) -> int:
         *_trial_problems(found, trials),
     ]
     problems = list({problem.module: problem for problem in reversed(problems)}.values())[::-1]
-    runtime = next((tried.trial for tried in trials if tried.build.module == "onnxruntime"), Trial())
-    works = [tried for tried in trials if tried.card and not tried.trial.error]
+    loaded = {tried.build.module: tried.trial.values for tried in reversed(trials)}
+    providers = loaded.get("onnxruntime", {}).get("providers", {})
     facts = {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
@@ -87,16 +83,14 @@ def doctor(as_json: bool) -> int:
             else None
             for module, build in found.items()
         },
-        "faiss_gpus": sum(tried.build.module == "faiss" for tried in works),
-        "providers": runtime.values.get("providers", {}),
+        "providers": providers,
         "trials": [
             {"module": tried.build.module, "gpu": tried.card.index, "error": tried.trial.error}
             for tried in trials
             if tried.card
         ],
-        "uses": _uses(found, trials, cards, driver),
+        "uses": {use: _place(module, found, trials, loaded) for module, use in _COMMANDS.items()},
         "problems": [asdict(problem) for problem in problems],
-        "notes": list(_notes(found, cards)),
     }
     print_result(facts, as_json, list(_lines(facts)))
     return 1 if problems else 0
@@ -123,8 +117,8 @@ def _try(build: Build, card: Gpu | None) -> Tried:
 
 
 def _driver_problems(cards: Sequence[Gpu]) -> Iterator[Problem]:
-    present = nvidia_cards()
-    if present and not cards and "CUDA_VISIBLE_DEVICES" not in os.environ:
+    present, hidden = nvidia_cards(), "CUDA_VISIBLE_DEVICES" in os.environ
+    if present and not cards and not hidden:
         text = f"{pluralize(present, 'NVIDIA GPU')} in this machine, but the driver gives no access"
         repair = "install the NVIDIA driver, 580 or newer; in a container, pass the GPU to it (--gpus all)"
         yield Problem("", text, repair)
@@ -144,50 +138,30 @@ def _trial_problems(found: dict[str, Build | None], trials: Sequence[Tried]) -> 
             yield Problem(tried.build.module, text, repair)
 
 
-def _notes(found: dict[str, Build | None], cards: Sequence[Gpu]) -> Iterator[str]:
-    versions = {
-        f"{build.distribution} CUDA {build.cuda[0]}": build.cuda[0]
-        for build in found.values()
-        if build and build.cuda
-    }
-    if len(set(versions.values())) > 1:
-        yield f"two versions of CUDA are loaded into one process: {', '.join(versions)}"
-    large = [build.distribution for module, build in found.items() if build and "-gpu" in build.distribution]
-    if large and not cards:
-        yield f"there is no GPU for {' and '.join(large)}; on the CPU they work like the smaller builds"
-    if not cards and os.environ.get("CUDA_VISIBLE_DEVICES") is not None:
-        yield f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']!r} may hide GPUs"
-
-
-def _uses(
+def _place(
+    module: str,
     found: dict[str, Build | None],
     trials: Sequence[Tried],
-    cards: Sequence[Gpu],
-    driver: tuple[int, int] | None,
-) -> dict[str, str]:
-    """Return what commands run on, with `--device auto`."""
-    on_gpu = {
-        tried.build.module
+    loaded: dict[str, dict[str, Any]],
+) -> str:
+    """Return where a library runs with `--device auto`."""
+    if not found[module]:
+        return f"nothing: {needs(module)}"
+    if module != "torch" and not loaded.get(module):
+        return f"nothing: {NAMES[module]} is broken"
+    used_on = [
+        tried.card.name
         for tried in trials
-        if tried.card and tried.card.index == 0 and (tried.build.module == "torch" or not tried.trial.error)
-    }
-    place = {module: f"GPU 0 ({cards[0].name})" if module in on_gpu else "CPU" for module in NAMES}
-    loaded = {tried.build.module: tried.trial.values for tried in reversed(trials)}
-    training = f"{place['torch']}, torch" if found["torch"] else f"nothing: {needs('torch')}"
-    embedding = "nothing: ONNX Runtime is missing or broken"
-    if providers := loaded.get("onnxruntime", {}).get("providers"):
-        used = next(name for name in ORT_NAMES.values() if providers.get(name))
-        other = "CPU" if used == ORT_NAMES["cpu"] else "accelerator"
-        embedding = f"{place['onnxruntime'] if used == ORT_NAMES['cuda'] else other}, {used}"
-    comparing, searching = ("nothing: FAISS is missing or broken",) * 2
-    if loaded.get("faiss"):
-        comparing, searching = f"{place['faiss']}, FAISS", "CPU, FAISS on mapped files"
-    return {
-        _TRAINING: training,
-        _EMBEDDING: embedding,
-        _COMPARING: comparing,
-        "search, serve (the index)": searching,
-    }
+        if tried.build.module == module and tried.card and tried.card.index == 0
+        if module == "torch" or not tried.trial.error
+    ]
+    place = f"GPU 0 ({used_on[0]})" if used_on else "CPU"
+    if module != "onnxruntime":
+        return f"{place}, {NAMES[module]}"
+    providers = loaded[module]["providers"]
+    used = next(name for name in ORT_NAMES.values() if providers.get(name))
+    accelerated = used not in (ORT_NAMES["cpu"], ORT_NAMES["cuda"])
+    return f"{'accelerator' if accelerated else place}, {used}"
 
 
 # ---- output
@@ -196,9 +170,8 @@ def _uses(
 def _lines(facts: dict[str, Any]) -> Iterator[str]:
     machine = f"{pluralize(facts['cores'], 'core')}, {facts['memory'] / 2**30:.1f} GiB of memory"
     rows = [["Python", f"{facts['python']}, {facts['platform']}, {machine}"]]
-    driver = (
-        f"the driver supports CUDA {facts['driver_cuda']}" if facts["driver_cuda"] else "no NVIDIA driver"
-    )
+    cuda = facts["driver_cuda"]
+    driver = f"the driver supports CUDA {cuda}" if cuda else "no NVIDIA driver"
     for card in facts["gpus"]:
         capability = dotted(card["capability"])
         what = f"{card['name']}, {card['memory'] / 2**30:.1f} GiB, compute capability {capability}; {driver}"
@@ -209,11 +182,12 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
         ]
         rows.append([f"GPU {card['index']}", f"{what}; tried: {', '.join(tried) or 'nothing'}"])
     if not facts["gpus"]:
-        rows.append(["GPU", f"none; {driver}"])
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        may_hide = "" if hidden is None else f"; CUDA_VISIBLE_DEVICES={hidden!r} may hide GPUs"
+        rows.append(["GPU", f"none; {driver}{may_hide}"])
     rows += [[NAMES[module], _library_text(build)] for module, build in facts["libraries"].items()]
-    known = set(ORT_NAMES.values()) - {ORT_NAMES["cpu"]}
     providers = [
-        f"{name} ({'works' if works else 'does not work'})" if name in known else name
+        name if works or name not in ORT_NAMES.values() else f"{name} (does not work)"
         for name, works in facts["providers"].items()
     ]
     rows.append(["Providers", ", ".join(providers) or "none"])
@@ -221,7 +195,6 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield from align_columns([["command", "runs on"], *map(list, facts["uses"].items())])
     yield ""
-    yield from (f"Note: {note}" for note in facts["notes"])
     if not facts["problems"]:
         yield "Nothing is wrong."
     for problem in facts["problems"]:

@@ -26,6 +26,12 @@ _FOR_CPUS = {"faiss-cpu", "onnxruntime"}
 _DRIVERS = {11: 450, 12: 525, 13: 580}  # CUDA -> first NVIDIA driver that runs it
 # Libraries with code for GPUs, below the folder of the module.
 _LIBRARIES = {"faiss": "*.so", "onnxruntime": "capi/*_cuda.so", "torch": "lib/libtorch_cuda.so"}
+# Where a library says for which CUDA it is built: the requirements of FAISS, files of the others.
+_CUDA = {
+    "faiss": ("", r"^nvidia-cuda-runtime.*?>=\s*(\d+)\.(\d+)"),
+    "onnxruntime": ("capi/build_and_package_info.py", r"cuda_version = '(\d+)\.(\d+)"),
+    "torch": ("version.py", r"^cuda\b.*?= '(\d+)\.(\d+)"),
+}
 _CUDA_12 = ("faiss-gpu", "onnxruntime-gpu[cuda,cudnn]<1.27")
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -136,7 +142,9 @@ def module_problems(
         text = f"{' and '.join(_all_names(build))} overwrite each other's files, and {build} is in use"
         yield Problem(module, text, install_command(extra, found))
     elif cards and build.for_cpus:
-        yield Problem(module, f"{build} is a build for CPUs", _swap_command(module, found))
+        torch = ["torch", "torchvision"]
+        repair = install_command("gpu", found) if module in _PAIR else _replace_command(torch, torch)
+        yield Problem(module, f"{build} is a build for CPUs", repair)
     elif cards and build.cuda and driver and build.cuda[0] > driver[0]:
         text = f"{build} needs CUDA {build.cuda[0]}, but the driver only supports {dotted(driver)}"
         newest = _DRIVERS.get(build.cuda[0])
@@ -191,12 +199,6 @@ def install_command(extra: str, found: Mapping[str, Build | None]) -> str:
     return _replace_command(_present(found), [f"lookalike[{extra}]"])
 
 
-def _swap_command(module: str, found: Mapping[str, Build | None]) -> str:
-    if module in _PAIR:
-        return install_command("gpu", found)
-    return _replace_command(["torch", "torchvision"], ["torch", "torchvision"])
-
-
 def _replace_command(old: Sequence[str], new: Sequence[str]) -> str:
     """Return the command that replaces distributions in this environment."""
     python = shlex.quote(sys.executable)
@@ -217,14 +219,19 @@ def _elsewhere(program: str) -> bool:
 
 
 def _build(module: str, known: Sequence[Distribution]) -> Build:
-    used = _in_use(known, module) if len(known) > 1 else known[0]
-    others = tuple(sorted(_name(distribution) for distribution in known if distribution is not used))
-    name = _name(used)
+    used = next((one for one in known[:-1] if _is_in_use(one, module)), known[-1])
+    file, pattern = _CUDA[module]
     folder = Path(str(used.locate_file(module)))
-    cuda = {"faiss": _cuda_of_faiss, "onnxruntime": _cuda_of_onnxruntime, "torch": _cuda_of_torch}[module]
-    found = cuda(used, folder)
-    for_cpus = name in _FOR_CPUS or (module == "torch" and found is None)
-    return Build(module, name, used.version, others, found, for_cpus, folder)
+    told = "\n".join(used.requires or ()) if not file else _read(folder / file)
+    match = re.search(pattern, told, re.MULTILINE)
+    cuda = (int(match[1]), int(match[2])) if match else None
+    others = tuple(sorted(_name(one) for one in known if one is not used))
+    for_cpus = _name(used) in _FOR_CPUS or (module == "torch" and cuda is None)
+    return Build(module, _name(used), used.version, others, cuda, for_cpus, folder)
+
+
+def _read(file: Path) -> str:
+    return file.read_text() if file.is_file() else ""
 
 
 def _present(found: Mapping[str, Build | None]) -> list[str]:
@@ -243,43 +250,11 @@ def _has(distribution: Distribution, module: str) -> bool:
     return any(str(file) == f"{module}/__init__.py" for file in distribution.files or ())
 
 
-def _in_use(known: Sequence[Distribution], module: str) -> Distribution:
-    """Return the distribution that wrote the module's largest file of those that all of them have."""
-    recorded = [{str(file): file for file in distribution.files or ()} for distribution in known]
-    shared = set.intersection(*map(set, recorded))
-    differing = [
-        name
-        for name in shared
-        if name.startswith(f"{module}/") and len({files[name].size for files in recorded}) == len(known)
-    ]
-    largest = max(differing, key=lambda name: recorded[0][name].size or 0, default="")
-    path = Path(str(known[0].locate_file(largest)))
-    size = path.stat().st_size if path.is_file() else None
-    sizes = [files[largest].size if largest else None for files in recorded]
-    return known[sizes.index(size)] if size in sizes else known[-1]
-
-
-def _cuda_of_faiss(distribution: Distribution, _: Path) -> tuple[int, int] | None:
-    for requirement in distribution.requires or ():
-        if requirement.startswith("nvidia-cuda-runtime"):
-            return _version(re.search(r">=\s*(\d+)\.(\d+)", requirement))
-    return None
-
-
-def _cuda_of_onnxruntime(_: Distribution, folder: Path) -> tuple[int, int] | None:
-    return _cuda_in(folder / "capi" / "build_and_package_info.py", r"cuda_version = '(\d+)\.(\d+)")
-
-
-def _cuda_of_torch(_: Distribution, folder: Path) -> tuple[int, int] | None:
-    return _cuda_in(folder / "version.py", r"^cuda\b.*?= '(\d+)\.(\d+)")
-
-
-def _cuda_in(file: Path, pattern: str) -> tuple[int, int] | None:
-    try:
-        return _version(re.search(pattern, file.read_text(), re.MULTILINE))
-    except OSError:
-        return None
-
-
-def _version(match: re.Match[str] | None) -> tuple[int, int] | None:
-    return (int(match[1]), int(match[2])) if match else None
+def _is_in_use(distribution: Distribution, module: str) -> bool:
+    """Return whether the module's files have the sizes that a distribution has recorded."""
+    files = [file for file in distribution.files or () if str(file).startswith(f"{module}/") and file.size]
+    return all(
+        path.is_file() and path.stat().st_size == file.size
+        for file in files
+        for path in [Path(str(file.locate()))]
+    )
