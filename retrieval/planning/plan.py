@@ -54,6 +54,7 @@ _LEAST_CELLS = 1 << 15  # cells from which a graph finds those to visit
 _SCANNED = 1 << 14  # comparisons that the graph over so many cells is worth: see retrieval/search/kinds.py
 _TRAINING = 0.75  # of the vectors: k-means in two levels, sample of n cells, 4 sqrt(n) cells
 _PAGE = 4096  # bytes that a disk reads at least
+_Bytes = Callable[[float, int], float]  # of so many vectors of a dimension
 # Qdrant's own request; without it a collection keeps float32 vectors only.
 _QUANTIZED = (
     "then, in Qdrant: PATCH /collections/COLLECTION "
@@ -136,9 +137,9 @@ class Setup:
 
     name: str
     engine: str
-    memory: Callable[[float, int], float]
-    index: Callable[[float, int], float]
-    vectors: Callable[[float, int], float]
+    memory: _Bytes
+    index: _Bytes
+    vectors: _Bytes
     build: Callable[[float, int], float]
     search: Callable[[float, int, float], Query | None]
     spans: bool = False
@@ -314,7 +315,7 @@ def _faiss(name: str) -> Setup:
     )
 
 
-def _store(name: str, places: int, **parts: object) -> Setup:
+def _store(name: str, places: int, memory: _Bytes, index: _Bytes) -> Setup:
     """Return a setup of a store that was measured; a search reads so many places of its disk."""
     costs = STORES[name]
     times = {dim: of["hnsw"].searches[0].ms for dim, of in KINDS.items() if of["hnsw"].searches[0]}
@@ -336,7 +337,7 @@ def _store(name: str, places: int, **parts: object) -> Setup:
     def rows(count: float, dim: int) -> float:
         return count * by_dimension(costs.row_bytes, dim)
 
-    return Setup(name, name.split()[0], vectors=rows, build=build, search=search, **parts)  # type: ignore[arg-type]
+    return Setup(name, name.split()[0], memory, index, rows, build, search)
 
 
 def _postgres(type_: str) -> Setup:
@@ -347,7 +348,7 @@ def _postgres(type_: str) -> Setup:
 
     options = "--storage float16" if type_ == "halfvec" else ""
     # The rows of the hits come from the table.
-    return _store(f"postgres {type_}", AIM, memory=index, index=index, most_dims=most, options=options)
+    return replace(_store(f"postgres {type_}", AIM, index, index), most_dims=most, options=options)
 
 
 def _qdrant(type_: str) -> Setup:
@@ -363,7 +364,7 @@ def _qdrant(type_: str) -> Setup:
     whole = type_ == "float32"
     places = 0 if whole else 2 * AIM  # candidates, compared in float32
     advice = "" if whole else _QUANTIZED
-    return _store(f"qdrant {type_}", places, memory=memory, index=links, spans=True, advice=advice)
+    return replace(_store(f"qdrant {type_}", places, memory, links), spans=True, advice=advice)
 
 
 def _milvus() -> Setup:

@@ -72,8 +72,8 @@ from retrieval.storage.watch import SEGMENTS, Watch
 
 # Errors of a full or broken disk; numpy gives no number for a partial write.
 _FULL = {None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
-# Names of the files that may be deleted in the folder of uploads, where users may put files as well.
 _LIBRARIES = ("lookalike", "onnxruntime", "pillow", "numpy")
+# Names of the files that may be deleted in the folder of uploads, where users may put files as well.
 _UPLOAD = re.compile(rf"{UPLOAD_NAME.pattern}(\.tmp-[0-9a-f]{{32}})?")
 
 

@@ -37,12 +37,6 @@ class _Operation:
     """A route of the OpenAPI document.
 
     Attributes:
-        name: Its `operationId`.
-        method: HTTP method.
-        path: Path from the root of the server.
-        summary: One line.
-        description: Details.
-        parameters: Parameters of path and query string, as in the document.
         bodies: Media type of a body -> its schema.
         example: JSON body of an example, quoted for a shell, if it has one.
         answers: Answers that are not problems, in the document's order.

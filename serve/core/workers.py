@@ -73,9 +73,6 @@ class _Job:
     """Work in the queue or in a thread.
 
     Attributes:
-        work: Function to call.
-        result: Future of its result.
-        queued_at: Time at which it was queued.
         is_awaited: Whether the result is still needed.
         context: Context of the request, to which its cost is added.
     """

@@ -37,13 +37,7 @@ _OPERATION = edge.UpdateOperation
 
 
 class _OpenFolder:
-    """A folder that this process has open, shared by all engines over it.
-
-    Attributes:
-        shard: Points.
-        facts: Facts about the collection.
-        users: Number of engines.
-    """
+    """A folder that this process has open, shared by all engines over it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
