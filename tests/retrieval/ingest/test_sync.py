@@ -19,10 +19,10 @@ import pytest
 
 from retrieval import Embedder, Gallery, ImageError, InputError
 from retrieval.images.location import Location
-from retrieval.ingest import rebuild as rebuilding
 from retrieval.ingest.indexing import IngestResult
 from retrieval.ingest.sync import RemovalLimit, folder_difference, sync, update
 from retrieval.storage.records import Change
+from retrieval.upkeep import rebuild as rebuilding
 from retrieval.upkeep import successor
 from retrieval.upkeep.rebuild import rebuild
 from retrieval.upkeep.verify import verify
