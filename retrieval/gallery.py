@@ -52,6 +52,7 @@ from retrieval.upkeep import reprojection
 from retrieval.upkeep.compact import Compaction, compact
 from retrieval.upkeep.rebuild import RebuildResult, rebuild
 from retrieval.upkeep.snapshot import GalleryCopy, copy_gallery
+from retrieval.upkeep.store_rebuild import rebuild_database
 from retrieval.upkeep.store_reprojection import reproject_database, undo_database
 from retrieval.upkeep.store_verify import verify_database
 from retrieval.upkeep.verify import Verification
@@ -632,7 +633,7 @@ class DatabaseGallery(DatabaseView, Gallery):
 
     snapshot = _refusal("snapshot")
     compact = _refusal("compact")
-    rebuild = _refusal("rebuild")
+    rebuild = rebuild_database
     undo_reprojection = undo_database
 
     def reproject(

@@ -25,7 +25,6 @@ from retrieval.commands.options import (
 from retrieval.commands.stores import explain_password, store_option
 from retrieval.errors import InputError, LookalikeError
 from retrieval.galleries.database_folder import is_gallery
-from retrieval.galleries.files import FilesView
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.gallery import Gallery
 from retrieval.ingest import sync as syncing
@@ -419,7 +418,7 @@ def rebuild(
     target = Gallery.open(gallery)
     compared: ModelComparison | None = None
 
-    def accept(new: FilesView) -> None:
+    def accept(new: SearchableGallery) -> None:
         nonlocal compared
         try:
             compared = compare_models(target, new)

@@ -13,14 +13,12 @@ from retrieval.evaluation.findings import ImageSet, find_mistakes
 from retrieval.evaluation.report import TRAINED_NOTE, Report
 from retrieval.evaluation.score import evaluate
 from retrieval.evaluation.verdict import DECIDING, Verdict, judge
-from retrieval.galleries.files import FilesView
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.machine.faiss_backend import CpuBackend
 from retrieval.metrics.clustering import effort_note
 from retrieval.metrics.inputs import build_inputs
 from retrieval.metrics.table import METRICS, Evidence
 from retrieval.search.embeddings import StoredEmbeddings
-from retrieval.storage.queries import labelled_items
 
 _NAME = "stored embeddings"
 MOST_COMPARED = 10_000  # images on which two models are compared
@@ -111,7 +109,7 @@ class ModelComparison:
         return "; ".join(filter(None, parts))
 
 
-def compare_models(old: SearchableGallery, new: FilesView) -> ModelComparison | None:
+def compare_models(old: SearchableGallery, new: SearchableGallery) -> ModelComparison | None:
     """Compare the models of two galleries with the same items, on their labelled images, by stored vectors.
 
     Each image searches all others. Images that one of the galleries lacks, and classes with a single image,
@@ -124,7 +122,7 @@ def compare_models(old: SearchableGallery, new: FilesView) -> ModelComparison | 
     Returns:
         The comparison; `None` if there are fewer than two classes of two images.
     """
-    items = labelled_items(new.store)
+    items = new.writer.labelled()
     if not items:
         return None
     numbers, labels = zip(*items, strict=True)

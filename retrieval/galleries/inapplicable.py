@@ -26,13 +26,8 @@ class Inapplicable(NamedTuple):
 _OWN_INDEX = "the database has an index of its own"
 _RECALL = "give --recall alone"
 INAPPLICABLE = {
-    "snapshot": Inapplicable("", "which has backups of its own", "BACKUP; and copy the folder as it is"),
+    "snapshot": Inapplicable("", "which has backups of its own", "BACKUP, and copy the folder as it is"),
     "compact": Inapplicable("", "which frees the space of removed images itself", "there is nothing to do"),
-    "rebuild": Inapplicable(
-        "",
-        "where this command does not apply",
-        "build another collection by `lookalike index build` with the new model",
-    ),
     "kind": Inapplicable("--kind", _OWN_INDEX, _RECALL),
     "memory": Inapplicable("--memory", _OWN_INDEX, _RECALL),
     "dim": Inapplicable("--index-dim", _OWN_INDEX, _RECALL),

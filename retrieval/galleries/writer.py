@@ -12,12 +12,19 @@ import numpy as np
 from retrieval.errors import InputError, LookalikeError
 from retrieval.search.where import parse_condition
 from retrieval.storage import schema
-from retrieval.storage.conditions import Filter
+from retrieval.storage.conditions import Filter, FilterTest
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.merging import merge_small
 from retrieval.storage.mirror import Mirror
 from retrieval.storage.planning import ExistingItem, ImageFile, ItemTable, StoreTable, former_items
-from retrieval.storage.queries import count_items, holds_text, ids_by_key, items_by_content, live_ids
+from retrieval.storage.queries import (
+    count_items,
+    holds_text,
+    ids_by_key,
+    items_by_content,
+    labelled_items,
+    live_ids,
+)
 from retrieval.storage.records import UPLOADS, BadFile, Change, NewItem, StoredItem, Value
 from retrieval.storage.store import Store, hold_lock
 from retrieval.stores.conditions import is_hidden, resolve
@@ -87,6 +94,10 @@ class Writer(ABC):
         Raises:
             InputError: The condition is invalid.
         """
+
+    @abstractmethod
+    def labelled(self) -> list[tuple[int, str]]:
+        """Return id and label of each item that has a label and a vector, by ascending id."""
 
     @abstractmethod
     def columns(self) -> list[str]:
@@ -217,6 +228,10 @@ class FileWriter(Store, Writer):
         """See `Writer.matching`; items that wait to be embedded again are among them."""
         return live_ids(self, parse_condition(where))
 
+    def labelled(self) -> list[tuple[int, str]]:
+        """See `Writer.labelled`."""
+        return labelled_items(self)
+
     def type_of(self, column: str) -> schema.ColumnType | None:
         """See `Writer.type_of`."""
         is_text = holds_text(self, column)
@@ -307,6 +322,11 @@ class DatabaseWriter(Writer):
         """See `Writer.matching`."""
         condition = resolve(parse_condition(where), self._engine.columns())
         return [item.id for some in self.scan(condition) for item in some]
+
+    def labelled(self) -> list[tuple[int, str]]:
+        """See `Writer.labelled`."""
+        found = (item for some in self.scan(FilterTest("label", "not null")) for item in some)
+        return [(item.id, item.label) for item in found if item.label]
 
     def scan(self, condition: Filter | None = None, *, size: int = _SCANNED) -> Iterator[list[StoredItem]]:
         """Yield all items that fulfil a filter by ascending id, some at a time."""

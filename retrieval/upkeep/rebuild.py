@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +11,7 @@ from pathlib import Path
 from retrieval.errors import InputError
 from retrieval.files import fsync_folder, link_or_copy, now
 from retrieval.galleries.files import FilesView
+from retrieval.galleries.searchable import SearchableGallery
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult, finish_run, ingest
 from retrieval.ingest.sources import Entry, Scan, stat_image
 from retrieval.model.embedder import Embedder
@@ -33,7 +34,7 @@ class RebuildResult:
         resumed: Number of images that an earlier, interrupted rebuild had embedded.
     """
 
-    gallery: FilesView
+    gallery: SearchableGallery
     result: IngestResult
     old: Path | None
     resumed: int
@@ -81,7 +82,7 @@ def rebuild(
         with new.store.writing():
             carry_identities(gallery.store, new.store)
             _link_uploads(gallery.store, new.store)
-            resumed, started, found = len(new), now(), Scan(_stored_files(gallery))
+            resumed, started, found = len(new), now(), Scan(stored_files(gallery, _items(gallery.store)))
             with closing(new.store.table()) as table:
                 result = ingest(new, table, found, policy=policy, show_progress=show_progress)
             index = gallery.store.manifest.index_spec
@@ -119,9 +120,9 @@ def _open_or_create(gallery: FilesView, model: Embedder, draft: Path) -> FilesVi
     return new
 
 
-def _stored_files(gallery: FilesView) -> Iterator[Entry]:
-    """Yield the files of all items, with the keys, labels and metadata that the gallery has for them."""
-    for item in _items(gallery.store):
+def stored_files(gallery: SearchableGallery, items: Iterable[StoredItem]) -> Iterator[Entry]:
+    """Yield the files of items, with the keys, labels and metadata that the gallery has for them."""
+    for item in items:
         if not item.path:
             no_file = FileStamp("", item.key, 0, 0, item.label)
             yield BadFile(no_file, "no-file", "it has a vector but no image file")

@@ -7,27 +7,20 @@ server notices the swap as that of a gallery in files.
 
 from __future__ import annotations
 
-import secrets
-import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from pathlib import Path
+from contextlib import closing
 
 import numpy as np
 
 from retrieval.errors import InputError, StoreError
-from retrieval.files import fsync_folder, link_or_copy
-from retrieval.galleries.database import RECALL, DatabaseView
-from retrieval.galleries.database_folder import create_folder, is_store, read_folder
+from retrieval.files import fsync_folder
+from retrieval.galleries.database import DatabaseView
+from retrieval.galleries.database_folder import is_store, read_folder
 from retrieval.model.embedder import Embedder
 from retrieval.model.layer import Layer
 from retrieval.progress import Progress
-from retrieval.storage.decisions import copy_log
-from retrieval.storage.manifest import Manifest
-from retrieval.storage.records import UPLOADS, StoredItem
+from retrieval.storage.records import StoredItem
 from retrieval.storage.store import hold_lock
-from retrieval.stores.address import Address
 from retrieval.stores.engine import Engine
 from retrieval.stores.opening import open_engine
 from retrieval.upkeep.reprojection import (
@@ -38,10 +31,18 @@ from retrieval.upkeep.reprojection import (
     old_of,
     projected,
 )
-from retrieval.upkeep.successor import exchange
+from retrieval.upkeep.store_successor import (
+    address_of,
+    create_collection,
+    delete,
+    keep_files,
+    keep_predecessor,
+    new_address,
+    recall_of,
+    swap,
+)
 
 _CHUNK = 4096  # items in memory at a time
-_WORD = 4  # random bytes in the name of a collection
 
 
 def reproject_database(
@@ -73,18 +74,23 @@ def reproject_database(
     draft, old = draft_of(gallery.folder), old_of(gallery.folder)
     with hold_lock(gallery.folder):
         gallery.refresh()
-        _tidy(draft, old, gallery)
+        if not keep_predecessor(draft, old, gallery.manifest.projected_from):
+            delete(draft, gallery.location)
         check_projectable(gallery, drop_old=drop_old)
         checked_probes(gallery, layer, model)
         manifest = projected(gallery.manifest, model)
-        address = gallery.location.sibling(secrets.token_hex(_WORD))
-        with _successor(gallery, draft, address, manifest, model) as engine:
-            count = _copy(gallery.engine, engine, layer, show_progress)
-            recall = float(gallery.engine.facts().get("recall", RECALL))
-            engine.optimize(recall, show_progress=show_progress)
+        address = new_address(gallery)
+        try:
+            with closing(create_collection(draft, address, manifest, model)) as engine:
+                count = _copy(gallery.engine, engine, layer, show_progress)
+                engine.optimize(recall_of(gallery), show_progress=show_progress)
+            keep_files(gallery.folder, draft)
+        except BaseException:
+            delete(draft, address)
+            raise
         if is_store(old):
-            _delete(old, address)
-        _swap(draft, gallery.folder)
+            delete(old, address)
+        swap(draft, gallery.folder)
         draft.rename(old)
         fsync_folder(old.parent)
     return Reprojection(DatabaseView(gallery.folder, runtime=model.runtime, address=address), old, count)
@@ -107,7 +113,8 @@ def undo_database(gallery: DatabaseView, *, show_progress: bool = False) -> Data
     draft, old, origin = draft_of(gallery.folder), old_of(gallery.folder), gallery.manifest.projected_from
     with hold_lock(gallery.folder):
         gallery.refresh()
-        _tidy(draft, old, gallery)
+        if not keep_predecessor(draft, old, gallery.manifest.projected_from):
+            delete(draft, gallery.location)
         if origin is None:
             raise InputError(
                 f"{gallery.folder}: nothing to undo; no layer changed its vectors, or it was undone"
@@ -117,40 +124,15 @@ def undo_database(gallery: DatabaseView, *, show_progress: bool = False) -> Data
                 f"{gallery.folder}: cannot be undone, because {old} is not the gallery that it was made from"
             )
             raise InputError(f"{what}; build the gallery again with the model that you want")
-        address = _address(old, gallery.location)
-        before = open_engine(address)
-        try:
+        address = address_of(old, gallery.location)
+        with closing(open_engine(address)) as before:
             _restore(gallery, before, show_progress)
-        finally:
-            before.close()
-        _keep_files(gallery.folder, old)
+        keep_files(gallery.folder, old)
         gallery.engine.close()
-        _swap(old, gallery.folder)
-        _delete(old, address)
+        swap(old, gallery.folder)
+        delete(old, address)
         fsync_folder(old.parent)
     return DatabaseView(gallery.folder, root=gallery.root, address=address)
-
-
-@contextmanager
-def _successor(
-    gallery: DatabaseView, draft: Path, address: Address, manifest: Manifest, model: Embedder
-) -> Iterator[Engine]:
-    """Create a collection beside that of a gallery, with a folder; both are deleted after an error.
-
-    The folder is there first, so that the next run finds the collection of one that was killed.
-    """
-    create_folder(draft, address, manifest.uuid, model)
-    try:
-        engine = open_engine(address)
-        try:
-            engine.create(manifest)
-            yield engine
-        finally:
-            engine.close()
-        _keep_files(gallery.folder, draft)
-    except BaseException:
-        _delete(draft, address)
-        raise
 
 
 def _copy(source: Engine, target: Engine, layer: Layer, show_progress: bool) -> int:
@@ -199,49 +181,3 @@ def _restore(gallery: DatabaseView, before: Engine, show_progress: bool) -> None
     while some := before.scan(None, last, _CHUNK):
         last = some[-1].id
         before.remove([item.id for item in some if item.id not in there])
-
-
-# ---- folders
-
-
-def _keep_files(folder: Path, target: Path) -> None:
-    """Give another folder the uploads and the decisions of a gallery."""
-    shutil.rmtree(target / UPLOADS, ignore_errors=True)
-    for file in sorted((folder / UPLOADS).rglob("*")) if (folder / UPLOADS).is_dir() else ():
-        if file.is_file():
-            copy = target / UPLOADS / file.relative_to(folder / UPLOADS)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            link_or_copy(file, copy)
-    copy_log(folder, target)
-
-
-def _swap(one: Path, other: Path) -> None:
-    """Swap the names of two folders, both locked."""
-    with ExitStack() as stack:
-        stack.enter_context(hold_lock(one))
-        exchange(one, other.resolve())
-
-
-def _tidy(draft: Path, old: Path, gallery: DatabaseView) -> None:
-    """Finish what a killed run has left: its collection is deleted, unless the swap was done."""
-    if not is_store(draft):
-        shutil.rmtree(draft, ignore_errors=True)
-    elif read_folder(draft).uuid == gallery.manifest.projected_from and not old.exists():
-        draft.rename(old)
-    else:
-        _delete(draft, gallery.location)
-
-
-def _address(folder: Path, other: Address) -> Address:
-    """Return the address of the collection of a folder, with the password of another one."""
-    return replace(read_folder(folder).address, password=other.password)
-
-
-def _delete(folder: Path, other: Address) -> None:
-    """Delete the folder of a collection, and the collection; the password is that of another address."""
-    engine = open_engine(_address(folder, other))
-    try:
-        engine.drop()
-    finally:
-        engine.close()
-    shutil.rmtree(folder)

@@ -99,13 +99,10 @@ def test_commands_find_what_a_gallery_in_files_finds(built: Built, shop: Path, s
 def test_commands_for_files_say_what_to_do_instead(built: Built, shop: Path, tmp_path: Path) -> None:
     name = str(built.folder)
     for words, remedy in (
-        (["rebuild", name, "--model", "m.onnx"], "build another collection"),
         (["optimize", name, "--compact"], "frees the space of removed images itself"),
         (["snapshot", name, str(tmp_path / "copy")], "copy the folder as it is"),
         (["optimize", name, "--kind", "hnsw"], "give --recall alone"),
     ):
-        if words[0] == "rebuild":
-            words[-1] = str(built.folder / "model" / "model.onnx")
         (line,) = lookalike_here("index", *words, code=2).stderr.splitlines()
         assert remedy in line, words
 

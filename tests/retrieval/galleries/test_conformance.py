@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from retrieval import Embedder, Gallery, InputError
+from retrieval import Embedder, Gallery, InputError, LookalikeError
 from retrieval.galleries.searchable import Hit, SearchableGallery
 from retrieval.gallery import DatabaseGallery
 from retrieval.model.layer import Layer
@@ -614,6 +614,50 @@ def test_undo_needs_the_vectors_of_all_images(
         taught.undo_reprojection()
     assert contents(taught) == before
     close(taught)
+
+
+def test_rebuild(gallery: Gallery, catalogue: Catalogue, tmp_path: Path) -> None:
+    """The same ids, keys, labels and metadata with the vectors of another model; a lost file is reported."""
+    model = Embedder(write_model(tmp_path / "other.onnx", "another"))
+    (catalogue.folder / "g" / "1.png").unlink()
+    before, ids = facts(gallery), {key: gallery.ids_of([key])[0] for key in facts(gallery)}
+    done = gallery.rebuild(model)
+    assert [one.stamp.path for one in done.result.bad] == ["g/1.png"]
+    assert (done.result.added, done.old) == (COUNT - 1, gallery.folder.with_name("gallery.old"))
+    close(gallery)
+    close(done.gallery)
+    rebuilt = Gallery.open(gallery.folder)
+    del before["g/1.png"]
+    assert facts(rebuilt) == before
+    assert {key: rebuilt.ids_of([key])[0] for key in before} == {key: ids[key] for key in before}
+    for row in [row for row in catalogue.rows if row.key in before][::7]:
+        vector = model.embed([catalogue.folder / row.values["path"]])[0]
+        np.testing.assert_allclose(rebuilt.vector(ids[row.key]), vector, atol=2e-3)
+    with pytest.raises(InputError, match=r"gallery\.old: already exists"):
+        rebuilt.rebuild(model)
+    old = Gallery.open(done.old)
+    assert len(old) == COUNT
+    close(old)
+    close(rebuilt)
+
+
+def test_refused_rebuild_changes_nothing_and_goes_on(
+    gallery: Gallery, catalogue: Catalogue, tmp_path: Path
+) -> None:
+    model = Embedder(write_model(tmp_path / "other.onnx", "another"))
+    before = contents(gallery)
+
+    def refuse(new: SearchableGallery) -> None:
+        assert len(new) == COUNT
+        raise LookalikeError("worse")
+
+    with pytest.raises(LookalikeError, match="worse"):
+        gallery.rebuild(model, accept=refuse)
+    assert contents(gallery) == before
+    done = gallery.rebuild(model, keep_old=False)
+    assert (done.resumed, done.old) == (COUNT, None)
+    assert not gallery.folder.with_name("gallery.old").exists()
+    close(done.gallery)
 
 
 def test_reopened(gallery: Gallery, catalogue: Catalogue) -> None:

@@ -21,11 +21,9 @@ from retrieval.evaluation.calibration_fit import calibrate
 from retrieval.galleries.inapplicable import INAPPLICABLE
 from retrieval.ingest.sync import RemovalLimit, sync
 from retrieval.ingest.watch import watch
-from retrieval.model.layer import Layer
 from retrieval.stores.engine import Engine
 from tests.conftest import draw, lookalike_here
 from tests.retrieval.galleries.conftest import COUNT, Catalogue, Kind, close
-from tests.serve.model import write_model
 
 ANY = RemovalLimit(1.0)
 
@@ -306,23 +304,17 @@ def test_repair_of_vectors_in_a_database(gallery: Gallery, catalogue: Catalogue)
 # ---- what a database does not have
 
 
-def operations(gallery: Gallery, model: Embedder, folder: Path) -> dict[str, Callable[[], Any]]:
+def operations(gallery: Gallery, folder: Path) -> dict[str, Callable[[], Any]]:
     """Return a call of each operation by its name in `INAPPLICABLE`."""
-    layer = Layer(np.eye(gallery.manifest.dim, dtype=np.float32), np.zeros(gallery.manifest.dim, np.float32))
     return {
         "snapshot": lambda: gallery.snapshot(folder / "copy"),
         "compact": gallery.compact,
-        "rebuild": lambda: gallery.rebuild(model),
-        "reproject": lambda: gallery.reproject(layer, model, command="test"),
         "exact": lambda: gallery.duplicates(exact=True),
     }
 
 
-def test_inapplicable_operations_say_what_to_do(
-    gallery: Gallery, kind: Kind, model: Embedder, tmp_path: Path
-) -> None:
-    other = Embedder(write_model(tmp_path / "other.onnx", "other"))
-    for name, call in operations(gallery, other, tmp_path).items():
+def test_inapplicable_operations_say_what_to_do(gallery: Gallery, kind: Kind, tmp_path: Path) -> None:
+    for name, call in operations(gallery, tmp_path).items():
         if kind.database is None:
             continue
         with pytest.raises(InputError) as caught:
@@ -356,7 +348,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "check decisions": ("G",),
     "check undo": ("G", "1"),
 }
-REFUSED = {"index rebuild": "rebuild", "index snapshot": "snapshot"}
+REFUSED = {"index snapshot": "snapshot"}
 
 
 def commands_of(*groups: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""Re-projection of a gallery in a database that is killed: it has the old collection or the new one."""
+"""A gallery in a database whose replacement is killed: it has the old collection or the new one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from retrieval import Embedder, Gallery
 from retrieval.model.layer import Layer
 from retrieval.stores.qdrant.embedded import QdrantEdgeEngine
-from retrieval.upkeep import store_reprojection
+from retrieval.upkeep import store_rebuild, store_reprojection, store_successor
 from tests.conftest import draw
 from tests.serve.model import DIM, write_model
 from train.layers.folding import append_layer
@@ -29,17 +29,20 @@ LAYER = Layer(_WEIGHT.astype(np.float32), np.zeros(DIM, np.float32))
 # Where a process is killed: after the nth call of a function.
 POINTS = {
     "reproject": [
-        *[("create_folder", 1), ("create", 1), ("put", 1), ("put", 3), ("optimize", 1), ("_keep_files", 1)],
+        *[("create_folder", 1), ("create", 1), ("put", 1), ("put", 3), ("optimize", 1), ("copy_log", 1)],
         *[("exchange", 1), ("fsync_folder", 1)],
     ],
-    "undo": [("put", 1), ("remove", 1), ("_keep_files", 1), ("exchange", 1), ("drop", 1)],
+    "rebuild": [("create_folder", 1), ("create", 1), ("put", 1), ("exchange", 1), ("fsync_folder", 1)],
+    "undo": [("put", 1), ("remove", 1), ("copy_log", 1), ("exchange", 1), ("drop", 1)],
 }
 
 
 def run(folder: Path, operation: str) -> None:
     """Put a gallery through the layer, or restore it."""
     gallery = Gallery.open(folder)
-    if operation == "reproject":
+    if operation == "rebuild":
+        found = gallery.rebuild(Embedder(folder.parent / "layered.onnx")).gallery
+    elif operation == "reproject":
         model = Embedder(folder.parent / "layered.onnx")
         found = gallery.reproject(LAYER, model, command="teach").gallery
     else:
@@ -51,7 +54,8 @@ def run(folder: Path, operation: str) -> None:
 def run_killed(point: str, calls: str, folder: str, operation: str) -> None:
     """Do the same, four items at a time, in a process that is killed."""
     store_reprojection._CHUNK = 4
-    owner = store_reprojection if hasattr(store_reprojection, point) else QdrantEdgeEngine
+    modules = (store_successor, store_rebuild if operation == "rebuild" else store_reprojection)
+    owner = next((module for module in modules if hasattr(module, point)), QdrantEdgeEngine)
     kill_after(owner, point, int(calls))
     run(Path(folder), operation)
 
@@ -115,11 +119,11 @@ def test_killed(made: Path, tmp_path: Path, operation: str, point: str, calls: i
     fingerprint, items = state(folder)
     assert items.keys() == keys
     check(made, items, models, fingerprint)
-    finished = fingerprint == models[operation == "reproject"].fingerprint
+    finished = fingerprint == models[operation != "undo"].fingerprint
     if not finished:
         run(folder, operation)
         fingerprint, items = state(folder)
-        assert fingerprint == models[operation == "reproject"].fingerprint
+        assert fingerprint == models[operation != "undo"].fingerprint
         check(made, items, models, fingerprint)
         assert items.keys() == keys
     if operation == "reproject":
