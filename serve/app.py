@@ -27,8 +27,8 @@ from serve.api import (
     changes,
     decisions,
     embeddings,
-    errors,
     evaluation,
+    exception_handlers,
     heatmap,
     items,
     openapi,
@@ -107,7 +107,7 @@ def create_app(
         app.mount(api_of(service.name), _create_api(context(service)))
     app.mount(API, _create_api(context(services[0]), is_root=True))
     app.include_router(routes.operations_router)
-    errors.install(app, telemetry)
+    exception_handlers.install(app, telemetry)
     if page:
         _add_pages(app, services)
     else:
@@ -153,7 +153,7 @@ def _create_api(context: Context, *, is_root: bool = False) -> FastAPI:
     api.include_router(picture_routes.router)
     api.include_router(job_routes.router)
     api.include_router(reference.router)
-    errors.install(api, context.service.telemetry)
+    exception_handlers.install(api, context.service.telemetry)
     openapi.complete_description(api, routes.operations_router)
     return api
 

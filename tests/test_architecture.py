@@ -76,6 +76,21 @@ FLOORS = {
     ),
 }
 
+# File names that stand in three rooms or more, since the rooms are layers over one and the same thing.
+SHARED_NAMES = {
+    "decisions": "what people decided by hand: its log, its commands, its routes",
+    "embeddings": "vectors of images: of a data set, of a gallery, on request",
+    "engine": "an engine of a store: what every one does, and each",
+    "evaluation": "metrics on labelled images: what computes them, and the tab and routes that show them",
+    "figures": "drawings: how they become files, and what is drawn for the page and for the papers",
+    "gallery": "a gallery: its operations, its evaluation on its own images, its tab",
+    "index": "an index of vectors: by FAISS, by PostgreSQL, and its commands",
+    "items": "entries of a gallery: their table, their routes",
+    "jobs": "work that the server does after it has answered: its queue, its routes",
+    "queries": "questions to a gallery: to its table, and of clients",
+    "search": "a search for similar images: its command, its tab, in PostgreSQL",
+}
+
 
 def modules() -> dict[str, Path]:
     """Every module of the packages -> its file."""
@@ -147,6 +162,14 @@ def test_no_import_circle() -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_no_file_name_stands_for_three_things() -> None:
+    rooms: dict[str, set[str]] = {}
+    for file in MODULES.values():
+        rooms.setdefault(file.stem, set()).add(str(file.parent))
+    crowded = {name for name, where in rooms.items() if len(where) >= 3} - {"__init__"}
+    assert crowded == SHARED_NAMES.keys()
 
 
 def strings(file: Path) -> list[str]:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from retrieval.errors import ImageError, InputError
 from serve.api.bodies import BYTES, FORM, JSON, read_body
 from serve.api.context import RequestWorkers, Service
-from serve.api.errors import BODY, LOAD, documented, validate
+from serve.api.exception_handlers import BODY, LOAD, documented, validate
 from serve.api.openapi import accepts
 from serve.api.routes import ItemId, image_fields, problem_details
 from serve.core import changes

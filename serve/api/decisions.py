@@ -11,7 +11,7 @@ from starlette.responses import Response
 from retrieval.errors import InputError
 from serve.api.bodies import JSON, read_body
 from serve.api.context import RequestWorkers, Service
-from serve.api.errors import BODY, LOAD, documented, validate
+from serve.api.exception_handlers import BODY, LOAD, documented, validate
 from serve.api.openapi import accepts
 from serve.core import changes, decisions
 from serve.core.errors import (

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from retrieval.errors import ImageError, InputError
 from serve.api.bodies import JSON, read_body
 from serve.api.context import RequestWorkers, Service
-from serve.api.errors import BODY, CONTENT, LOAD, documented, validate
+from serve.api.exception_handlers import BODY, CONTENT, LOAD, documented, validate
 from serve.api.openapi import accepts
 from serve.api.routes import encode, vector_values
 from serve.core.errors import (

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query
 
 from retrieval.errors import InputError
 from serve.api.context import Service
-from serve.api.errors import COMMON, documented
+from serve.api.exception_handlers import COMMON, documented
 from serve.core.errors import NoEvaluationError
 from serve.core.service import SearchService
 from serve.wire.evaluation import (

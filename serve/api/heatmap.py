@@ -14,7 +14,7 @@ from retrieval.errors import ImageError
 from retrieval.images.preprocess import Box
 from serve.api.bodies import BYTES, FORM, JSON, read_body
 from serve.api.context import RequestWorkers, Service
-from serve.api.errors import BODY, LOAD, documented, validate
+from serve.api.exception_handlers import BODY, LOAD, documented, validate
 from serve.api.openapi import accepts
 from serve.api.routes import encode
 from serve.core.errors import NoEmbeddingMapError, NoModelError, UnknownItemError

@@ -14,7 +14,7 @@ from retrieval.storage.facets import Facet, Facets
 from retrieval.storage.listing import Order, Place
 from serve.api.bodies import JSON, read_body
 from serve.api.context import RequestWorkers, Service
-from serve.api.errors import BODY, LOAD, documented, validate
+from serve.api.exception_handlers import BODY, LOAD, documented, validate
 from serve.api.openapi import accepts
 from serve.api.routes import ItemId, image_fields
 from serve.core import changes

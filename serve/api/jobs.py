@@ -19,8 +19,8 @@ from retrieval.curation.duplicate_groups import Group
 from retrieval.errors import InputError, did_you_mean
 from serve.api.bodies import JSON, read_body
 from serve.api.context import GalleryJobs, Service
-from serve.api.errors import BODY, COMMON, documented, validate
 from serve.api.evaluation import answer_of
+from serve.api.exception_handlers import BODY, COMMON, documented, validate
 from serve.api.openapi import accepts
 from serve.api.routes import image_fields
 from serve.core import analyses

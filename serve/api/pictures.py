@@ -13,7 +13,7 @@ from starlette.responses import Response
 from retrieval.errors import ImageError, InputError
 from serve.api.bodies import BYTES, FORM, JSON, read_body
 from serve.api.context import Pictures, RequestWorkers, Service
-from serve.api.errors import BODY, LOAD, documented, validate
+from serve.api.exception_handlers import BODY, LOAD, documented, validate
 from serve.api.openapi import accepts
 from serve.core.errors import (
     FetchError,

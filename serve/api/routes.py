@@ -19,7 +19,7 @@ from retrieval.search.query import SearchOptions
 from serve.addresses import api_of
 from serve.api.bodies import BYTES, FORM, JSON, Body, read_body
 from serve.api.context import AllServices, RequestWorkers, SearchedTogether, Service, ThumbnailWorkers
-from serve.api.errors import BODY, COMMON, CONTENT, LOAD, documented, validate
+from serve.api.exception_handlers import BODY, COMMON, CONTENT, LOAD, documented, validate
 from serve.api.openapi import accepts
 from serve.core.errors import (
     InvalidRequestError,

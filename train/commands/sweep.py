@@ -91,8 +91,8 @@ def sweep(
     """
     from train import settings
     from train.experiments.experiment import Experiment
-    from train.experiments.plan import make_sweep_plan, parse_seeds, parse_variants
     from train.experiments.sweep import run_sweep
+    from train.experiments.sweep_plan import make_sweep_plan, parse_seeds, parse_variants
 
     plan = make_sweep_plan(
         out,

@@ -120,11 +120,11 @@ def tune(
         raise LookalikeError(f"`lookalike tune` {needs('optuna')}")
     from train import settings
     from train.experiments.experiment import Experiment
-    from train.experiments.plan import parse_seeds, parse_variants
     from train.experiments.search_space import is_space
-    from train.experiments.tuning import run_tuning
+    from train.experiments.sweep_plan import parse_seeds, parse_variants
     from train.experiments.tuning_plan import make_tuning_plan
     from train.experiments.tuning_results import tuning_table
+    from train.experiments.tuning_run import run_tuning
 
     plan = make_tuning_plan(
         out,

@@ -9,7 +9,7 @@ from retrieval.files import user_cache
 from train.data import custom
 from train.data.dataset import DataSet
 from train.data.fetcher import fetch
-from train.data.hub import from_hub
+from train.data.hub_dataset import from_hub
 from train.data.known import KNOWN, read_known
 
 _CUSTOM = {"folder": custom.from_folder, "csv": custom.from_csv, "images": custom.from_images}

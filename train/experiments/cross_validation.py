@@ -18,10 +18,10 @@ from retrieval.evaluation.score import Result
 from retrieval.machine.devices import Device
 from train import data, settings
 from train.data import DataSet
-from train.experiments.comparison import Outcome, compare_variants
 from train.experiments.evaluation import evaluate_opened
-from train.experiments.plan import SweepPlan, make_sweep_plan
 from train.experiments.sweep import run_sweep
+from train.experiments.sweep_comparison import Outcome, compare_variants
+from train.experiments.sweep_plan import SweepPlan, make_sweep_plan
 from train.experiments.sweep_results import SweepResults
 from train.experiments.targets import concatenated, model_candidate, network_target
 from train.loop.process_group import find_device

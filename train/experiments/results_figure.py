@@ -11,9 +11,9 @@ import numpy as np
 from retrieval.evaluation.comparison import TESTED
 from retrieval.metrics.statistics import summarize
 from retrieval.reports.figures import COLOURS, render_figure
-from train.experiments.comparison import VariantSummary
-from train.experiments.plan import SweptNumber
 from train.experiments.references import Reference
+from train.experiments.sweep_comparison import VariantSummary
+from train.experiments.sweep_plan import SweptNumber
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,8 +10,8 @@ from retrieval.evaluation.comparison import TESTED
 from retrieval.metrics.statistics import MOST_SEEDS, Paired
 from retrieval.metrics.table import metric_columns
 from retrieval.reports.text_tables import mean_and_std, p_value, points
-from train.experiments.comparison import PAIRED_METRICS, PROBE, VariantSummary
 from train.experiments.references import Reference
+from train.experiments.sweep_comparison import PAIRED_METRICS, PROBE, VariantSummary
 
 _CHECKPOINTS = {"best": "the best epoch on held-out images", "last": "the last epoch"}
 

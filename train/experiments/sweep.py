@@ -23,15 +23,15 @@ from train import data, settings
 from train.config import FITTED_INITS, Config
 from train.data import DataSet
 from train.data.label_noise import noise_note
-from train.experiments.comparison import Outcome, compare_variants
 from train.experiments.curves import learning_curves
 from train.experiments.evaluation import evaluate_opened
 from train.experiments.isolation import run_isolated
 from train.experiments.linear_probe import check_closed_set
 from train.experiments.memory import PeakMemory
-from train.experiments.plan import PLAN, SweepPlan
 from train.experiments.recipe_fit import check_recipe_fits
 from train.experiments.references import Reference, find_references
+from train.experiments.sweep_comparison import Outcome, compare_variants
+from train.experiments.sweep_plan import PLAN, SweepPlan
 from train.experiments.sweep_results import SweepResults
 from train.experiments.targets import AFTER, BEFORE, BEST_EPOCH, LAST_EPOCH, open_run
 from train.loop.process_group import find_device

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from retrieval.files import now, write_texts
-from train.experiments.comparison import Outcome, VariantSummary
 from train.experiments.curves import LearningCurve, curves_figure
-from train.experiments.plan import SweptNumber
 from train.experiments.references import Reference
 from train.experiments.results_figure import results_figure
 from train.experiments.results_table import ResultsTable
+from train.experiments.sweep_comparison import Outcome, VariantSummary
+from train.experiments.sweep_plan import SweptNumber
 
 FORMAT_VERSION = 2
 

@@ -14,7 +14,6 @@ from train import settings
 from train.config import CheckpointsConfig, Config, SplitConfig, WatchConfig
 from train.data import LabelledImage
 from train.experiments.experiment import Experiment, load_plan, option_words, save_plan, seed_words
-from train.experiments.plan import SweepPlan
 from train.experiments.search_space import (
     Space,
     add_common_spaces,
@@ -23,6 +22,7 @@ from train.experiments.search_space import (
     find_spaces,
     parse_space,
 )
+from train.experiments.sweep_plan import SweepPlan
 from train.settings import Changes
 from train.yaml_files import to_line
 

@@ -15,10 +15,10 @@ from retrieval.files import now, write_texts
 from retrieval.reports.figures import figure_bytes
 from train import settings
 from train.data import LabelledImage
-from train.experiments.search import Trial, best_trial
 from train.experiments.search_space import Space
 from train.experiments.sweep_results import SweepResults
 from train.experiments.tuning_plan import TuningPlan
+from train.experiments.tuning_search import Trial, best_trial
 from train.loop.choice import TITLES
 from train.yaml_files import to_line
 

@@ -144,7 +144,7 @@ def run(
 
     OUT/table.md has the table, OUT/table.json all numbers; OUT/DATA/ROW/seed-0 is an ordinary run.
     """
-    from train.experiments.plan import parse_seeds
+    from train.experiments.sweep_plan import parse_seeds
     from train.papers.reproduction import reproduction_table, run_rows
 
     chosen = {row.name: row for pattern in rows for row in find_rows(pattern)}

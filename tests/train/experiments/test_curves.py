@@ -13,8 +13,8 @@ from retrieval.reports.figures import render_figure
 from tests.conftest import CHECKOUT, draw
 from train.experiments.curves import curves_figure, draw_curves, learning_curves
 from train.experiments.experiment import Experiment
-from train.experiments.plan import SweepPlan, make_sweep_plan, parse_variants
 from train.experiments.sweep import run_sweep
+from train.experiments.sweep_plan import SweepPlan, make_sweep_plan, parse_variants
 from train.loop.run_folder import Run, initial_loss
 from train.settings import parse_changes
 

@@ -11,8 +11,8 @@ import pytest
 from train import settings
 from train.commands.sweep import sweep
 from train.experiments.experiment import Experiment
-from train.experiments.plan import make_sweep_plan, parse_variants
-from train.papers.figures import FIGURES
+from train.experiments.sweep_plan import make_sweep_plan, parse_variants
+from train.papers.figures import paper_figures
 
 FOLDER = Path("docs/figures")
 FILES = sorted(FOLDER.glob("*.yaml"))
@@ -34,7 +34,7 @@ def command(file: Path) -> list[str]:
 
 
 def test_every_file_is_in_the_list_of_figures() -> None:
-    listed = {word for figure in FIGURES for line in figure.commands for word in shlex.split(line)}
+    listed = {word for figure in paper_figures() for line in figure.commands for word in shlex.split(line)}
     assert {str(file) for file in FILES} <= listed
     assert CURVES.keys() <= {file.stem for file in FILES}
 

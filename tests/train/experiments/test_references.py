@@ -19,9 +19,9 @@ from tests.conftest import draw
 from train import data, settings
 from train.config import Config
 from train.experiments import references
-from train.experiments.comparison import compare_variants
 from train.experiments.references import find_references
 from train.experiments.results_table import ResultsTable
+from train.experiments.sweep_comparison import compare_variants
 from train.loop.run_folder import initial_model
 from train.models.embedding_model import EmbeddingModel
 

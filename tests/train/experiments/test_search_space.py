@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from retrieval import InputError
 from train.experiments.experiment import Experiment
-from train.experiments.plan import parse_variants
 from train.experiments.search_space import (
     Choices,
     Interval,
@@ -22,6 +21,7 @@ from train.experiments.search_space import (
     is_space,
     parse_space,
 )
+from train.experiments.sweep_plan import parse_variants
 
 MARGIN = {"low": 0.05, "high": 0.5, "log": True}
 

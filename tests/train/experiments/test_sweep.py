@@ -26,8 +26,8 @@ from retrieval.evaluation.report import Report
 from tests.conftest import draw, draw_classes, lookalike_here, wait_until
 from tests.train.forking import START_METHOD
 from train.experiments.experiment import Experiment
-from train.experiments.plan import make_sweep_plan, parse_variants
 from train.experiments.sweep import run_sweep
+from train.experiments.sweep_plan import make_sweep_plan, parse_variants
 from train.experiments.sweep_results import SweepResults
 from train.loop.run_folder import Run
 from train.models.embedding_model import pixel_embedder

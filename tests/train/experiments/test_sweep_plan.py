@@ -11,7 +11,7 @@ import yaml
 
 from retrieval import InputError
 from train.experiments.experiment import Experiment
-from train.experiments.plan import SweepPlan, make_sweep_plan, parse_seeds, parse_variants
+from train.experiments.sweep_plan import SweepPlan, make_sweep_plan, parse_seeds, parse_variants
 from train.loop.run_folder import initial_loss
 
 DIGITS = Experiment(

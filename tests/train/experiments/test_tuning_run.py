@@ -21,12 +21,12 @@ from train.data import load
 from train.data.splits import hold_out
 from train.experiments.experiment import Experiment
 from train.experiments.isolation import DeadProcessError
-from train.experiments.plan import parse_variants
-from train.experiments.search import Search, Trial, best_trial
 from train.experiments.search_space import is_space, parse_space
-from train.experiments.tuning import run_tuning
+from train.experiments.sweep_plan import parse_variants
 from train.experiments.tuning_plan import TuningPlan, make_tuning_plan
 from train.experiments.tuning_results import MethodResult, TuningResult, search_figure
+from train.experiments.tuning_run import run_tuning
+from train.experiments.tuning_search import Search, Trial, best_trial
 from train.loop.run_folder import Run
 from train.loop.trainer import Trainer
 from train.models.embedding_model import pixel_embedder
@@ -51,7 +51,7 @@ def _undrawn() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for figure in ("sweep_results.results_figure", "sweep_results.curves_figure"):
             patch.setattr(f"train.experiments.{figure}", lambda *data: "")
-        patch.setattr("train.experiments.tuning.search_figure", lambda *data: "")
+        patch.setattr("train.experiments.tuning_run.search_figure", lambda *data: "")
         yield
 
 
@@ -196,7 +196,7 @@ def test_interrupted_search_makes_the_same_choice(finished: Path, hues: Path, tm
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "_end_epoch", interrupt)
-        patch.setattr("train.experiments.search.run_isolated", lambda measure, *task: measure(*task))
+        patch.setattr("train.experiments.tuning_search.run_isolated", lambda measure, *task: measure(*task))
         with pytest.raises(KeyboardInterrupt, match="triplet, trial 3: interrupted; repeat the command"):
             run_tuning(tmp_path, plan(tmp_path, hues), ignore)
     kept = [trial.user_attrs for trial in study(tmp_path, "triplet").trials]
@@ -489,7 +489,7 @@ def test_trial_whose_process_dies_counts_as_failed(tmp_path: Path, monkeypatch: 
     def die(*task: object) -> Trial:
         raise DeadProcessError("its process was ended by SIGSEGV")
 
-    monkeypatch.setattr("train.experiments.search.run_isolated", die)
+    monkeypatch.setattr("train.experiments.tuning_search.run_isolated", die)
     search = Search("odd", tmp_path, {}, {}, 1, 0, "last", "map_at_r", lambda values: [])
     search.run(load("digits"), lambda message: None)
     (trial,) = search.finished()

@@ -11,10 +11,10 @@ from scipy.stats import ttest_rel
 
 from retrieval.evaluation.score import Result
 from retrieval.reports.figures import render_figure
-from train.experiments.comparison import Outcome, compare_variants
-from train.experiments.plan import SweptNumber
 from train.experiments.references import Reference
 from train.experiments.results_figure import draw_results
+from train.experiments.sweep_comparison import Outcome, compare_variants
+from train.experiments.sweep_plan import SweptNumber
 from train.experiments.sweep_results import SweepResults
 
 

@@ -16,14 +16,14 @@ from train.data import DataSet
 from train.data.splits import hold_out
 from train.experiments.cross_validation import run_cross_validation
 from train.experiments.linear_probe import check_closed_set
-from train.experiments.plan import SweepPlan, make_sweep_plan
 from train.experiments.recipe_fit import check_recipe_fits
-from train.experiments.search import Search, best_trial
 from train.experiments.search_space import fill_spaces
 from train.experiments.sweep import run_sweep
+from train.experiments.sweep_plan import SweepPlan, make_sweep_plan
 from train.experiments.sweep_results import SweepResults
 from train.experiments.tuning_plan import TuningPlan
 from train.experiments.tuning_results import MethodResult, TuningResult, search_figure
+from train.experiments.tuning_search import Search, best_trial
 from train.loop.run_folder import initial_loss, initial_model
 from train.settings import Changes
 
