@@ -63,7 +63,7 @@ def main() -> None:
             plain, slow, slow_cpu = train(folder, f"plain-{number}", "never", args.steps)
             same, _, _ = train(folder, f"same-{number}", "auto", args.steps)
             _, fast, fast_cpu = train(folder, f"cached-{number}", "auto", 20 * args.steps)
-            change = (plain.model.head.weight - same.model.head.weight).abs().max().item()
+            change = (plain.network.model.head.weight - same.network.model.head.weight).abs().max().item()
             rows.append(
                 {
                     "plain": slow,

@@ -94,9 +94,9 @@ def measure(folder: Path, seed: int) -> dict[str, list[float]]:
             if one.power == POWER and one.dim == learning.shape[1]
         )
         values["half-whitening"] = score(layer(unseen), labels)
-        values["before training"] = score(*vectors(trainer.model, config, test))
+        values["before training"] = score(*vectors(trainer.network.model, config, test))
         trainer.train()
-        values["after training"] = score(*vectors(trainer.model, config, test))
+        values["after training"] = score(*vectors(trainer.network.model, config, test))
     return values
 
 

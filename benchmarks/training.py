@@ -80,7 +80,7 @@ def model_alone(trainer: Trainer, steps: int) -> float:
     size, device = trainer.config.preprocess.size, trainer.group.device
     labels = torch.arange(trainer.sampler.classes, device=device).repeat_interleave(4)
     pixels = torch.randint(0, 256, (len(labels), size, size, 3), dtype=torch.uint8, device=device)
-    trainer.model.train()
+    trainer.network.model.train()
     trainer.take_step(pixels, labels, 0)  # warm-up
     return len(labels) * steps / seconds(lambda: trainer.take_step(pixels, labels, 1), steps, device)
 
@@ -90,8 +90,8 @@ def loss_share(trainer: Trainer, steps: int, rate: float) -> float:
     device, classes = trainer.group.device, trainer.sampler.classes
     labels = torch.arange(classes, device=device).repeat_interleave(4)
     embeddings = torch.randn(len(labels), 512, device=device, requires_grad=True)
-    forward_backward(trainer.loss, embeddings, labels)
-    taken = seconds(lambda: forward_backward(trainer.loss, embeddings, labels), steps, device)
+    forward_backward(trainer.network.loss, embeddings, labels)
+    taken = seconds(lambda: forward_backward(trainer.network.loss, embeddings, labels), steps, device)
     return taken / steps * rate / len(labels)
 
 

@@ -75,9 +75,9 @@ class Bench:
     def vectors(self, folder: str, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Train on features; return unit vectors of training and test images, and labels of the latter."""
         trainer, _ = self.train(folder, words)
-        backbone = FrozenBackbone(trainer.model, trainer.config)
+        backbone = FrozenBackbone(trainer.network.model, trainer.config)
         train, test = (
-            embed_features(trainer.model, backbone.features([image.path for image in images]).vectors)
+            embed_features(trainer.network.model, backbone.features([image.path for image in images]).vectors)
             for images in (self.dataset.train, self.dataset.test)
         )
         return train, test, data.class_numbers(self.dataset.test)

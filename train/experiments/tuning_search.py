@@ -269,7 +269,7 @@ def _measure(
 
 def _score(trainer: Trainer, epoch: str, metric: str) -> float:
     """Return the metric on the held-out images after the measured epoch."""
-    model = trainer.validated_model
+    model = trainer.network.validated_model
     if epoch == "best":
         model = trainer.run.trained("best").to(trainer.group.device)
     score = trainer.validator.score(model, metric)

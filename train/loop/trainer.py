@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Iterator
@@ -17,34 +16,31 @@ from torch.nn.functional import normalize
 
 from retrieval.errors import ImageError, InputError, LookalikeError
 from retrieval.progress import Progress
-from train.config import FITTED_INITS, Config
+from train.config import FITTED_INITS
 from train.data import DataSet
 from train.input.feature_loader import FeatureLoader
 from train.input.loader import LoadedBatch, Loader
 from train.loop.choice import EpochChoice
 from train.loop.compilation import compiled_parts
-from train.loop.frozen_backbone import FrozenBackbone, fit_initial_head, trains_on_features
 from train.loop.hard_classes import HardClasses
 from train.loop.interruption import Interrupted, Interruption
 from train.loop.malloc import keep_freed_memory
+from train.loop.network import build_network
 from train.loop.optimization import build_optimizer, rate_factor, set_learning_rates, update_ema
 from train.loop.precision import chosen_kernels
 from train.loop.process_group import join_process_group
 from train.loop.processes import LONGEST_START
-from train.loop.run_folder import Run, initial_loss, initial_model
+from train.loop.run_folder import Run
 from train.loop.shared_images import ImageSource
 from train.loop.step import Step
 from train.loop.tracking import WATCHED, Throughput, Tracker, WaitingHint
 from train.loop.training_data import TrainingData
 from train.loop.validation import Validator, Watcher
-from train.models.embedding_model import EmbeddingModel, synchronise_batch_norm
+from train.loop.warning_signs import WarningSigns
+from train.models.embedding_model import EmbeddingModel
 from train.models.lora import has_adapters
-from train.models.pretrained_weights import digest_of_weights
 
 _LOG_EVERY = 10
-_COLLAPSED = 0.99  # mean cosine between the embeddings of a batch
-_INERT = 0.01  # kernel with the nearest embedding: the gradient is a few per cent of that of the loss
-_INERT_RECORDS = 10  # in a row
 # Errors of cuDNN and cuBLAS that cannot get their workspace; torch has no class for them.
 _WITHOUT_MEMORY = ("CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
 _LONGEST_WAIT = timedelta(minutes=30)  # for another process: longer than an evaluation or a checkpoint
@@ -88,24 +84,14 @@ class Trainer:
         self.show = show_progress and self.group.is_main
         self.data = TrainingData(dataset, config, self.group, run.folder, show_progress=self.show)
         self.sampler = self.data.sampler
-        self.total_steps = self.epochs * self.sampler.per_epoch
         self._check_steps()
 
-        self.loss = initial_loss(config, self.data.classes).to(device)
-        self.model = _build_model(config, device)
-        run.restore_backbone(self.model)  # a resumed run; the file of `model.weights` may have changed
-        # Pretrained weights may differ between machines.
-        self.group.broadcast(self.model.state_dict().values())
-        backbone = FrozenBackbone(self.model, config, show_progress=self.show)
-        self.start_digest: str | None = None
-        if not run.has_checkpoint("last"):
-            self._begin(backbone)
-        self.on_features = trains_on_features(config, self.model)
-        self.ema = copy.deepcopy(self.model).requires_grad_(False) if config.ema else None
-        self.optimizer = build_optimizer(self.model, self.loss, config.optimizer, fused=device.type == "cuda")
+        self.network = build_network(run, self.data, self.group, show_progress=self.show)
+        model, loss, backbone = self.network.model, self.network.loss, self.network.backbone
+        self.optimizer = build_optimizer(model, loss, config.optimizer, fused=device.type == "cuda")
         self.take_step = Step(
-            self.model.projection if self.on_features else self.model,
-            self.loss,
+            model if backbone is None else model.projection,
+            loss,
             self.optimizer,
             self.group,
             precision=config.precision,
@@ -116,31 +102,17 @@ class Trainer:
         )
 
         self.loader: Loader | FeatureLoader
-        if self.on_features:
-            self.loader = self.data.feature_loader(backbone.views(self.data.files))
-        else:
+        if backbone is None:
             self.loader = self.data.loader(show_progress=self.show)
+        else:
+            self.loader = self.data.feature_loader(backbone.views(self.data.files))
         self.waiting_hint = WaitingHint(self.loader.cacheable)
-        source = ImageSource(
-            config, self.group, run.folder, backbone if self.on_features else None, self.show
-        )
+        source = ImageSource(config, self.group, run.folder, backbone, self.show)
         self.validator = Validator(self.data, source)
         self.watcher = Watcher(dataset, self.data, source) if config.watch.split else None
         self.hard = HardClasses(self.data, source, config) if config.batch.hard_classes else None
         self.epoch, self.step, self.choice = 0, 0, EpochChoice(config)
-        self.collapsed_at: int | None = None
-        self.inert_records = 0
-        self.overflows = 0  # steps in a row without a finite loss
-
-    def _begin(self, backbone: FrozenBackbone) -> None:
-        """Set up what a resumed run has already: a fitted head, and what its backbone is at the start."""
-        if self.config.model.init in FITTED_INITS:
-            fit_initial_head(self.model, backbone, self.data)
-            self.group.broadcast(self.model.head.state_dict().values())  # rounding differs between CPUs
-        if self.model.is_frozen_below_head and self.group.is_main:
-            self.run.keep_backbone(backbone.weights())
-        elif self.config.model.weights is not None and self.group.is_main:
-            self.start_digest = digest_of_weights(self.model.backbone)
+        self.signs = WarningSigns()
 
     def _check_steps(self) -> None:
         most = self.config.epochs * self.sampler.per_epoch
@@ -172,7 +144,7 @@ class Trainer:
             LookalikeError: The loss became NaN or infinite; the last checkpoint precedes that step.
             Interrupted: Ctrl-C or SIGTERM, after a checkpoint was saved.
         """
-        began = time.monotonic()
+        began, steps = time.monotonic(), self.epochs * self.sampler.per_epoch
         if resume:
             self._load_checkpoint()
         with (
@@ -180,12 +152,12 @@ class Trainer:
             chosen_kernels(self.group.device, deterministic=self.config.deterministic),
             Interruption() as interruption,
             Tracker(self.run, self.config, self.step, active=self.group.is_main) as tracker,
-            Progress("training", self.total_steps, "steps", begun=self.step, show=self.show) as progress,
+            Progress("training", steps, "steps", begun=self.step, show=self.show) as progress,
         ):
             if self._runs_backbone_in_vain:
                 progress.write(_PIXELS_HINT)
-            if has_adapters(self.model) and not resume:
-                progress.write(_learned_weights(self.model))
+            if has_adapters(self.network.model) and not resume:
+                progress.write(_learned_weights(self.network.model))
             if self.hard is None:
                 batches = self._load(range(self.epoch, self.epochs))
             if not resume:
@@ -212,7 +184,7 @@ class Trainer:
     @property
     def _runs_backbone_in_vain(self) -> bool:
         asked = self.config.loader.features == "auto"
-        return asked and self.model.is_frozen_below_head and not self.on_features
+        return asked and self.network.model.is_frozen_below_head and not self.network.on_features
 
     def _train_epoch(
         self,
@@ -225,16 +197,16 @@ class Trainer:
         left = (self.epoch + 1) * per_epoch - self.step
         throughput = Throughput()
         pending: list[Tensor] = []
-        self.model.train()
-        self.group.broadcast(self.loss.parameters())  # each process updates its own copy
+        self.network.model.train()
+        self.group.broadcast(self.network.loss.parameters())  # each process updates its own copy
         for loaded in throughput.timed(islice(batches, left)):
             lr = self._set_learning_rates()
             ends = loaded.number + 1 == per_epoch
-            self.loss.measures_gradients = ends or (self.step + 1) % _LOG_EVERY == 0
+            self.network.loss.measures_gradients = ends or (self.step + 1) % _LOG_EVERY == 0
             with self._explain_errors(lr):
                 value, embeddings = self.take_step(loaded.inputs, loaded.labels, self.step, loaded.targets)
-            if self.ema is not None:
-                update_ema(self.ema.learned, self.model.learned, config.ema, self.step)
+            if self.network.ema is not None:
+                update_ema(self.network.ema.learned, self.network.model.learned, config.ema, self.step)
             self.step += 1
             throughput.images += len(loaded.labels) * self.group.size
             pending.append(value)
@@ -248,11 +220,11 @@ class Trainer:
                 tracker.log(record)
                 pending.clear()
                 progress.update(0, f"epoch {self.epoch + 1}/{self.epochs}, {_status(record)}")
-                self._detect_inert_kernel(record, progress)
-                if advice := self.waiting_hint.advice(record["waiting"]):
-                    progress.write(advice)
-                if ends:
-                    self._detect_collapse(record["mean_similarity"], progress)
+                messages: list[str | None] = [self.signs.inert_kernel(self.step, record)]
+                messages += [self.waiting_hint.advice(record["waiting"])]
+                messages += [self.signs.collapse(self.step, record["mean_similarity"])] if ends else []
+                for message in filter(None, messages):
+                    progress.write(message)
             progress.update(1)
             with throughput.paused():  # before the checkpoint is saved: a resumed run misses nothing
                 self._observe(tracker, progress)
@@ -269,7 +241,7 @@ class Trainer:
     ) -> dict[str, Any]:
         values = torch.stack(pending).tolist()
         self._check_values(values, lr)
-        diagnostics = {name: float(number) for name, number in self.loss.diagnostics.items()}
+        diagnostics = {name: float(number) for name, number in self.network.loss.diagnostics.items()}
         return {
             "step": self.step,
             "epoch": self.epoch,
@@ -285,11 +257,10 @@ class Trainer:
     def _check_values(self, values: list[float], lr: float) -> None:
         """Refuse losses that are not finite; of those that loss scaling skips, many in a row."""
         most = _OVERFLOWS if self.take_step.scaler.is_enabled() else 0
-        for step, value in enumerate(values, self.step - len(values) + 1):
-            self.overflows = 0 if math.isfinite(value) else self.overflows + 1
-            if self.overflows > most:
-                hint = "set precision=bf16, or lower optimizer.lr" if most else "lower optimizer.lr"
-                self._fail(f"the loss is {value}", step, lr, hint)
+        place = self.signs.first_failure(values, most)
+        if place is not None:
+            hint = "set precision=bf16, or lower optimizer.lr" if most else "lower optimizer.lr"
+            self._fail(f"the loss is {values[place]}", self.step - len(values) + place + 1, lr, hint)
 
     def _fail(self, problem: str, step: int, lr: float, hint: str = "lower optimizer.lr") -> NoReturn:
         where = f"at step {step} (learning rate {lr:.3g})"
@@ -332,34 +303,9 @@ class Trainer:
         set_learning_rates(self.optimizer, factor)
         return self.config.optimizer.lr * factor
 
-    def _detect_collapse(self, mean_similarity: float, progress: Progress) -> None:
-        if mean_similarity <= _COLLAPSED:
-            self.collapsed_at = None
-        elif self.collapsed_at is None:
-            self.collapsed_at = self.step
-            progress.write(
-                f"collapsed: at step {self.step} all embeddings are nearly equal (mean cosine "
-                f"{mean_similarity:.4f}); the hardest negatives can cause this with a triplet loss: mine "
-                "semi-hard ones, use the sct loss, or lower optimizer.lr"
-            )
-
-    def _detect_inert_kernel(self, record: dict[str, Any], progress: Progress) -> None:
-        active = record.get("kernel_active")
-        self.inert_records = self.inert_records + 1 if active is not None and active < _INERT else 0
-        if self.inert_records == _INERT_RECORDS:
-            progress.write(
-                f"inert kernel: up to step {self.step} the kernel of a regularizer is near 0 ({active:.0e}), "
-                "also between nearest embeddings, so it has almost no gradient; raise its sigma, or set "
-                "several, as [0.05, 0.2, 0.8]"
-            )
-
-    @property
-    def validated_model(self) -> EmbeddingModel:
-        """The network that is evaluated and exported: the moving average if there is one."""
-        return self.model if self.ema is None else self.ema
-
     def _end_epoch(self, tracker: Tracker, progress: Progress) -> None:
-        score = self.group.share(self.validator.score(self.validated_model))  # the same choice everywhere
+        score = self.validator.score(self.network.validated_model)
+        score = self.group.share(score)  # the same choice everywhere
         known = self.choice.refusal
         is_best = self.choice.add(score, self.epoch)
         if score is not None:
@@ -371,7 +317,7 @@ class Trainer:
         if ended and self.watcher is not None and not self.watcher.is_due(self.step):
             self._watch(tracker, progress)
         if self.hard is not None and not ended:
-            self.hard.measure(self.model)
+            self.hard.measure(self.network.model)
         recall = None if score is None else score.values["recall_at_1"]
         self._save_checkpoint("best" if is_best else "last", recall)
         if is_best and self.group.is_main:
@@ -391,8 +337,8 @@ class Trainer:
     def _watch(self, tracker: Tracker, progress: Progress) -> None:
         assert self.watcher is not None
         self._check_weights()
-        record = self.watcher.record(self.validated_model, self.step)
-        self.model.train()
+        record = self.watcher.record(self.network.validated_model, self.step)
+        self.network.model.train()
         tracker.log(record)
         title = WATCHED[record["watched"]]
         progress.write(f"step {self.step}: Recall@1 {record['recall_at_1']:.4f} of {title}")
@@ -408,7 +354,7 @@ class Trainer:
         self.run.save_checkpoint(str(self.step), state, None, **networks)
 
     def _check_weights(self) -> None:
-        total = torch.stack([weight.detach().sum() for weight in self.model.parameters()]).sum()
+        total = torch.stack([weight.detach().sum() for weight in self.network.model.parameters()]).sum()
         if not math.isfinite(total.item()):
             lr = self.config.optimizer.lr * self._rate_factor()
             self._fail("weights are no longer finite", self.step, lr)
@@ -421,27 +367,27 @@ class Trainer:
             "epoch": self.epoch,
             "step": self.step,
             **self.choice.state(),
-            "collapsed_at": self.collapsed_at,
+            "collapsed_at": self.signs.collapsed_at,
             "scaler": self.take_step.scaler.state_dict(),
             "recall_at_1": recall,
-            "start_sha256": self.start_digest,
+            "start_sha256": self.network.start_digest,
         }
         self.run.save_checkpoint(which, state, self.optimizer, **self._modules)
 
     def _load_checkpoint(self) -> None:
         state = self.run.load_checkpoint("last", optimizer=self.optimizer, **self._modules)
-        self.epoch, self.step, self.collapsed_at = state["epoch"], state["step"], state["collapsed_at"]
+        self.epoch, self.step = state["epoch"], state["step"]
+        self.signs.collapsed_at = state["collapsed_at"]
         self.choice.restore(state)
-        self.start_digest = state.get("start_sha256")  # missing in runs of older versions
+        self.network.start_digest = state.get("start_sha256")  # missing in runs of older versions
         self.take_step.scaler.load_state_dict(state["scaler"])
         if self.hard is not None:
             self.hard.apply_to_sampler()
 
     @property
     def _modules(self) -> dict[str, nn.Module]:
-        modules: dict[str, nn.Module] = {"model": self.run.checkpointed(self.model), "loss": self.loss}
-        modules |= {"hard_classes": self.hard} if self.hard is not None else {}
-        return modules | ({"average": self.run.checkpointed(self.ema)} if self.ema is not None else {})
+        hard = {} if self.hard is None else {"hard_classes": self.hard}
+        return self.network.modules(self.run) | hard
 
     def _summary(self) -> dict[str, Any]:
         config = self.config
@@ -453,7 +399,7 @@ class Trainer:
             "epochs": self.epoch,
             "steps": self.step,
             "training_images": len(self.data.images),
-            "cached_features": self.on_features,
+            "cached_features": self.network.on_features,
             "validation_classes": len({image.label for image in self.data.validation}),
             "validation_images": len(self.data.validation),
             "recall_at_1_before": recalls[0] if recalls else None,
@@ -468,7 +414,7 @@ class Trainer:
             "distractors": best.get("distractors") if best else None,
             "watched": self._watched_summary(),
             "stopped_early": self.choice.stops,
-            "collapsed_at": self.collapsed_at,
+            "collapsed_at": self.signs.collapsed_at,
         }
 
     def _watched_summary(self) -> dict[str, Any] | None:
@@ -480,13 +426,6 @@ class Trainer:
             "recall_at_1_before": records[0]["recall_at_1"],
             "recall_at_1_last": records[-1]["recall_at_1"],
         }
-
-
-def _build_model(config: Config, device: torch.device) -> EmbeddingModel:
-    model = initial_model(config).to(device)
-    if config.model.batch_norm == "sync":
-        synchronise_batch_norm(model)
-    return model
 
 
 def _learned_weights(model: EmbeddingModel) -> str:

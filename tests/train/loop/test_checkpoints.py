@@ -97,7 +97,7 @@ def test_batch_of_a_step_is_the_one_trained_on(tmp_path: Path, shop: Path) -> No
         tmp_path / "run", f"folder:{shop}", "epochs=3", "augment.symmetries=4", "batch.per_epoch=2"
     )
     seen: list[torch.Tensor] = []
-    ours.loss.register_forward_pre_hook(lambda _, given: seen.append(given[1]))
+    ours.network.loss.register_forward_pre_hook(lambda _, given: seen.append(given[1]))
     ours.train()
     again = Trainer(Run.open(tmp_path / "run"), data.load(ours.config.data)).data
     for step in range(1, 7):

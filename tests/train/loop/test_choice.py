@@ -31,7 +31,7 @@ def brute_force(ours: Trainer, searched: list[LabelledImage]) -> tuple[np.ndarra
     held_out = ours.data.validation
     paths = [image.path for image in (*held_out, *searched)]
     quiet = Progress("", None, show=False)
-    vectors = embed_files(paths, ours.config.preprocess, pixel_embedder(ours.model), quiet).vectors
+    vectors = embed_files(paths, ours.config.preprocess, pixel_embedder(ours.network.model), quiet).vectors
     labels = [image.label for image in (*held_out, *searched)]
     recalls, maps = [], []
     for query in range(len(held_out)):
@@ -53,7 +53,7 @@ def test_score_is_that_of_a_brute_force_search_among_the_distractors(
     distractors = ours.data.distractors
     assert len({image.path for image in distractors} & {image.path for image in ours.data.images}) == 30
     assert not {image.label for image in distractors} & {image.label for image in ours.data.validation}
-    score = ours.validator.score(ours.model)
+    score = ours.validator.score(ours.network.model)
     assert score is not None
     recalls, maps = brute_force(ours, distractors)
     value = {"recall_at_1": recalls, "map_at_r": maps}[metric]

@@ -65,8 +65,8 @@ def test_cached_features_give_the_same_run(tmp_path: Path, images: Path, overrid
     ours, plain = (
         train(images, tmp_path / use, *overrides, f"loader.features={use}") for use in ("auto", "never")
     )
-    assert ours.on_features
-    assert not plain.on_features
+    assert ours.network.on_features
+    assert not plain.network.on_features
     assert {bad.source for bad in ours.bad_files} >= {bad.source for bad in plain.bad_files}
     for mine, other in zip(ours.run.metrics(), plain.run.metrics(), strict=True):
         for key in {"loss", "recall_at_1", "mean_similarity"} & set(other):
@@ -107,7 +107,7 @@ def test_checkpoints_have_only_the_head(tmp_path: Path, images: Path) -> None:
     assert {name.partition(".")[0] for name in tensors} == {"model", "average", "optimizer"}
     assert {name for name in tensors if name.startswith("model.")} == {"model.head.weight", "model.head.bias"}
     shutil.rmtree(tmp_path / "cache")  # a run needs no cache
-    assert torch.equal(ours.run.trained("last").head.weight, ours.ema.head.weight)
+    assert torch.equal(ours.run.trained("last").head.weight, ours.network.ema.head.weight)
     paths = [image.path for image in data.load(f"folder:{images}").train]
     target = open_target(tmp_path / "run", "last")
     assert target.untrained is not None
@@ -137,7 +137,7 @@ def test_resumed_run_is_the_same(tmp_path: Path, images: Path) -> None:
     save_file(squeezenet1_1().state_dict(), weights)
     resumed = Trainer(half.run, data.load(whole.config.data))
     resumed.train(resume=True)
-    assert torch.equal(resumed.model.head.weight, whole.model.head.weight)
+    assert torch.equal(resumed.network.model.head.weight, whole.network.model.head.weight)
 
 
 def test_backbone_that_learns_or_random_views_need_pixels(tmp_path: Path, images: Path) -> None:
@@ -147,7 +147,7 @@ def test_backbone_that_learns_or_random_views_need_pixels(tmp_path: Path, images
         "learns": [PLAIN, "model.trainable=1"],
     }.items():
         ours = train(images, tmp_path / name, *words, "epochs=0")
-        assert not ours.on_features, name
+        assert not ours.network.on_features, name
 
 
 def test_initial_projection_is_fitted_to_the_training_images(tmp_path: Path, images: Path) -> None:

@@ -83,15 +83,15 @@ def test_confused_classes_meet_in_batches(tmp_path: Path, frozen: bool) -> None:
     )
     ours = Trainer(run, data.load(run.config.data))
     seen: list[list[int]] = []
-    forward = ours.loss.forward
+    forward = ours.network.loss.forward
 
     def note(embeddings: torch.Tensor, labels: torch.Tensor, **more: object) -> torch.Tensor:
         seen.append(labels[::2].tolist())
         return forward(embeddings, labels, **more)
 
-    ours.loss.forward = note
+    ours.network.loss.forward = note
     ours.train()
-    assert ours.on_features == frozen
+    assert ours.network.on_features == frozen
     nearest = ours.sampler.nearest
     assert nearest is not None
     assert len(seen) == 12

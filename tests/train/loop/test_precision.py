@@ -95,7 +95,7 @@ def test_training_is_deterministic_if_asked(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     training, seen = trainer(tmp_path / "run"), list[bool]()
-    training.loss.register_forward_pre_hook(
+    training.network.loss.register_forward_pre_hook(
         lambda *_: seen.append(torch.are_deterministic_algorithms_enabled())
     )
     training.train()
@@ -105,7 +105,7 @@ def test_training_is_deterministic_if_asked(tmp_path: Path, monkeypatch: pytest.
 
 def test_operation_without_a_deterministic_kernel_is_explained(tmp_path: Path) -> None:
     training = trainer(tmp_path / "run")
-    training.loss.register_forward_pre_hook(
+    training.network.loss.register_forward_pre_hook(
         lambda *_: torch.zeros(3).put_(torch.tensor([0, 0]), torch.ones(2)) and None
     )
     with pytest.raises(LookalikeError, match=r"deterministic: put_ does not have .* set deterministic=false"):

@@ -89,7 +89,7 @@ def test_head_begins_with_a_regression_to_the_teacher(photos: Path, model_file: 
         run, images = begin(
             tmp_path / init, f"images:{photos}", model_file, **changes, **{"model.init": init}
         )
-        model = Trainer(run, images).model.eval()
+        model = Trainer(run, images).network.model.eval()
         files = [path for path in sorted(photos.glob("*.png")) if "damaged" not in path.name]
         pixels = np.stack([run.config.preprocess(load_image(path)) for path in files])
         cosines[init] = float((device_embedder(model)(pixels).numpy() * wanted.embed(files)).sum(1).mean())
@@ -123,7 +123,7 @@ def test_combines_with_a_loss_on_labels(shop: Path, model_file: Path, tmp_path: 
     }
     run, images = begin(tmp_path / "run", f"folder:{shop}", model_file, **changes)
     trainer = Trainer(run, images)
-    assert trainer.on_features == features
+    assert trainer.network.on_features == features
     paths, order = trainer.data.files, [image.path for image in trainer.data.images]
     vectors = dict(zip(paths, Embedder(model_file).embed(paths), strict=True))
     batch = next(iter(trainer.data.sampler.epoch(0)))

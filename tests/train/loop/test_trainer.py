@@ -50,14 +50,14 @@ def trainer(folder: Path, spec: str, *overrides: str) -> Trainer:
 
 def train_until_interrupted(ours: Trainer, after: int) -> None:
     """Train and press Ctrl-C during step `after`."""
-    forward = ours.loss.forward
+    forward = ours.network.loss.forward
 
     def interrupted(*arguments: object, **more: object) -> object:
         if ours.step == after - 1:
             signal.raise_signal(signal.SIGINT)
         return forward(*arguments, **more)
 
-    ours.loss.forward = interrupted
+    ours.network.loss.forward = interrupted
     with pytest.raises(Interrupted, match=f"after step {after}, checkpoint saved; --resume"):
         ours.train()
 
@@ -180,11 +180,11 @@ def test_ema_weights_are_validated_and_saved(tmp_path: Path, many: Path) -> None
     held_out = ["split.validation=0.25", "split.distractors=0"]
     ours = trainer(tmp_path / "run", f"folder:{many}", "epochs=3", "ema=0.9", *held_out)
     facts = ours.train()
-    assert ours.ema is not None
+    assert ours.network.ema is not None
     trained = ours.run.trained("last")
     for name, value in trained.state_dict().items():
-        torch.testing.assert_close(value, ours.ema.state_dict()[name])
-    assert not torch.equal(trained.head.weight, ours.model.head.weight)
+        torch.testing.assert_close(value, ours.network.ema.state_dict()[name])
+    assert not torch.equal(trained.head.weight, ours.network.model.head.weight)
     found = embed_files(
         [image.path for image in ours.data.validation],
         ours.config.preprocess,
@@ -214,8 +214,8 @@ def test_collapse_is_reported(tmp_path: Path, shop: Path, capsys: pytest.Capture
     """A network forced to return one embedding for all images, and a normal one."""
     run = Run.start(tmp_path / "run", settings.resolve(f"folder:{shop}", None, [*SMALL, "epochs=2"]))
     ours = Trainer(run, data.load(run.config.data), show_progress=True)
-    torch.nn.init.zeros_(ours.model.head.weight)
-    torch.nn.init.ones_(ours.model.head.bias)
+    torch.nn.init.zeros_(ours.network.model.head.weight)
+    torch.nn.init.ones_(ours.network.model.head.bias)
     for group in ours.optimizer.param_groups:
         group["initial_lr"] = 0.0
     assert ours.train()["collapsed_at"] == 2
@@ -278,8 +278,8 @@ def test_best_checkpoint_is_chosen_on_held_out_classes(tmp_path: Path, many: Pat
 
 def test_non_finite_loss_stops_and_keeps_the_last_checkpoint(tmp_path: Path, shop: Path) -> None:
     ours = trainer(tmp_path / "run", f"folder:{shop}", "epochs=3")
-    real = ours.loss.forward
-    ours.loss.forward = lambda *a, **k: real(*a, **k) * (float("nan") if ours.step >= 3 else 1.0)
+    real = ours.network.loss.forward
+    ours.network.loss.forward = lambda *a, **k: real(*a, **k) * (float("nan") if ours.step >= 3 else 1.0)
     with pytest.raises(LookalikeError, match=r"nan at step 4 \(learning rate"):
         ours.train()
     assert ours.run.load_checkpoint("last", model=ours.run.untrained())["epoch"] == 1
@@ -289,8 +289,8 @@ def test_non_finite_loss_stops_and_keeps_the_last_checkpoint(tmp_path: Path, sho
 def test_fp16_may_skip_ten_steps_in_a_row(tmp_path: Path, shop: Path, overflows: int) -> None:
     ours = trainer(tmp_path / "run", f"folder:{shop}", "epochs=1", "batch.per_epoch=22")
     ours.take_step.scaler = torch.amp.GradScaler("cpu")
-    real, before = ours.loss.forward, ours.model.head.weight.clone()
-    ours.loss.forward = lambda *a, **k: (
+    real, before = ours.network.loss.forward, ours.network.model.head.weight.clone()
+    ours.network.loss.forward = lambda *a, **k: (
         real(*a, **k) * (float("nan") if 5 <= ours.step < 5 + overflows else 1.0)
     )
     if overflows > 10:
@@ -298,8 +298,8 @@ def test_fp16_may_skip_ten_steps_in_a_row(tmp_path: Path, shop: Path, overflows:
             ours.train()
         return
     ours.train()
-    assert ours.model.head.weight.isfinite().all()
-    assert not torch.equal(ours.model.head.weight, before)
+    assert ours.network.model.head.weight.isfinite().all()
+    assert not torch.equal(ours.network.model.head.weight, before)
     losses = [record["loss"] for record in ours.run.metrics() if "loss" in record]
     assert len(losses) == 3
     assert torch.tensor(losses).isfinite().all()
@@ -307,7 +307,7 @@ def test_fp16_may_skip_ten_steps_in_a_row(tmp_path: Path, shop: Path, overflows:
 
 def test_non_finite_embeddings_are_reported_with_the_step(tmp_path: Path, shop: Path) -> None:
     ours = trainer(tmp_path / "run", f"folder:{shop}", "epochs=3")
-    ours.model.head.register_forward_hook(
+    ours.network.model.head.register_forward_hook(
         lambda _, given, out: out * (float("inf") if ours.step == 3 else 1.0)
     )
     with pytest.raises(LookalikeError, match=r"at step 4 \(learning rate .*embeddings hold NaN, infinity"):
@@ -330,7 +330,7 @@ def test_gpu_errors_are_reported_with_a_remedy(
         if ours.step == 2:
             raise error
 
-    ours.model.head.register_forward_pre_hook(fail)
+    ours.network.model.head.register_forward_pre_hook(fail)
     with pytest.raises(LookalikeError, match=message):
         ours.train()
 
@@ -338,7 +338,7 @@ def test_gpu_errors_are_reported_with_a_remedy(
 def test_non_finite_weights_are_not_saved(tmp_path: Path, shop: Path) -> None:
     """The loss of the last step of the epoch is still finite."""
     ours = trainer(tmp_path / "run", f"folder:{shop}", "epochs=3")
-    ours.model.head.weight.register_hook(lambda g: g * (float("nan") if ours.step == 3 else 1.0))
+    ours.network.model.head.weight.register_hook(lambda g: g * (float("nan") if ours.step == 3 else 1.0))
     with pytest.raises(LookalikeError, match="weights are no longer finite at step 4"):
         ours.train()
     assert ours.run.load_checkpoint("last", model=ours.run.untrained())["epoch"] == 1

@@ -116,7 +116,7 @@ def test_run_that_stops_early_is_watched_at_its_end_once(tmp_path: Path, splits:
 def test_diverged_network_is_not_watched(tmp_path: Path, splits: Path) -> None:
     """The curve ends before the step after which the weights are not finite, with the usual message."""
     ours = trainer(tmp_path / "run", f"folder:{splits}", *WATCHED[:-1], "watch={split: test, every: 1}")
-    ours.model.head.weight.register_hook(lambda g: g * (float("nan") if ours.step == 1 else 1.0))
+    ours.network.model.head.weight.register_hook(lambda g: g * (float("nan") if ours.step == 1 else 1.0))
     with pytest.raises(LookalikeError, match="weights are no longer finite at step 2"):
         ours.train()
     assert [record["step"] for record in ours.run.watched()] == [0, 1]

@@ -101,7 +101,7 @@ def test_run_is_resumed_and_its_weights_stay(tmp_path: Path) -> None:
     one, other = whole.trained("last").state_dict(), parts.trained("last").state_dict()
     assert all(torch.equal(value, other[name]) for name, value in one.items())
     start = initial_model(config)
-    assert digest_of_weights(again.model.backbone) == digest_of_weights(start.backbone), "frozen"
+    assert digest_of_weights(again.network.model.backbone) == digest_of_weights(start.backbone), "frozen"
     assert digest_of_weights(whole.trained().backbone) != digest_of_weights(start.backbone), "merged"
     assert digest_of_weights(whole.untrained().backbone) == digest_of_weights(start.backbone)
     assert not any("lora" in name for name in one)
