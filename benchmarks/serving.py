@@ -47,7 +47,7 @@ from benchmarks._servers import COMMAND, GATHERING, processor_seconds, serving
 from benchmarks.indexing import untrained
 from retrieval import Embedder, Gallery, load_image
 from retrieval.machine.resources import cores
-from retrieval.search.query import SearchOptions
+from retrieval.search.options import SearchOptions
 
 BATCH = 32
 OPTIONS = SearchOptions(k=10)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from retrieval.images.preprocess import Preprocess as Preprocess
     from retrieval.model.embedder import Embedder as Embedder
     from retrieval.model.runtime import Runtime as Runtime
-    from retrieval.search.query import SearchOptions as SearchOptions
+    from retrieval.search.options import SearchOptions as SearchOptions
     from retrieval.storage.records import IndexSpec as IndexSpec
 
 # Both variables are read once, when the libraries are imported. ONNX Runtime sends telemetry by default.
@@ -39,7 +39,7 @@ _MODULES = {
     "LookalikeError": "errors",
     "Preprocess": "images.preprocess",
     "Runtime": "model.runtime",
-    "SearchOptions": "search.query",
+    "SearchOptions": "search.options",
     "load_image": "images.load",
 }
 __all__ = [*_MODULES, "metrics"]

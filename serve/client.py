@@ -19,13 +19,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel, Field
 
 from retrieval.errors import InputError
+from retrieval.search.options import SearchKeywords, SearchOptions, takes_search_options
 from serve.addresses import API, api_of
 from serve.wire.decisions import Decision, DecisionsAnswer
 from serve.wire.evaluation import EvaluationAnswer as Evaluation
@@ -80,7 +81,6 @@ _TIMEOUT_SECONDS = 35.0  # longer than the default deadline of the server
 _BYTES_HEADERS = {"Content-Type": "application/octet-stream"}
 _MAX_EXCERPT = 100  # characters of a response that is not from a Lookalike server
 T = TypeVar("T")
-Rerank = Literal["none", "query-expansion", "k-reciprocal"]
 
 
 class Unchanged:
@@ -235,6 +235,7 @@ class Client:
             base_url=url, headers=headers, auth=user, timeout=seconds, transport=transport
         )
 
+    @takes_search_options
     def search(
         self,
         image: ImageSource | None = None,
@@ -248,15 +249,9 @@ class Client:
         without: str | Sequence[str] = (),
         region: Sequence[float] | None = None,
         fingerprint: str | None = None,
-        k: int = 10,
-        where: str | None = None,
-        min_score: float | None = None,
-        group_by: str | None = None,
-        exclude: Iterable[int | str] = (),
-        rerank: Rerank = "none",
-        min_probability: float | None = None,
-        order: str | None = None,
+        k: int = SearchOptions.k,
         galleries: Iterable[str] = (),
+        **options: Unpack[SearchKeywords],
     ) -> list[Hit]:
         """Return the images most similar to an image, an item, a vector or a URL, to texts, or to both.
 
@@ -276,17 +271,10 @@ class Client:
                 width and height.
             fingerprint: Model of the vector; another one than the gallery's is refused.
             k: Number of images to find, 1 to 1000.
-            where: Condition on the hits, such as `label = 'red' and price < 30`.
-            min_score: Lowest score of a hit, -1 to 1.
-            group_by: Column such as `label`; only the best hit for each of its values is returned.
-            exclude: Ids or keys of images to leave out.
-            rerank: Re-ranking of the hits, which also determines the score.
-            min_probability: Lowest probability of a hit, 0 to 1, in a calibrated gallery; an empty list means
-                that there is nothing like the query.
-            order: Column by which the 1000 best hits are ordered, such as `price` or `price desc`; `k` is how
-                many of them are returned.
             galleries: Names of galleries of one model to search together, in place of that of the client.
                 Ids are of the first.
+            options: Further options of a search, such as `where` and `min_score`: fields of
+                `retrieval.SearchOptions`.
 
         Raises:
             ApiError: The server refuses the request.
@@ -296,7 +284,7 @@ class Client:
         number = sum(one is not None for one in (image, id, vector, url)) + bool(views["like"])
         if number > 1 or not (number or text):
             raise InputError("search: give exactly one of image, id, vector, url and like, or text")
-        given = _options(k, where, min_score, group_by, exclude, rerank, min_probability, order)
+        given = _options(k, options)
         for name, texts in (("text", text), ("without", without)):
             if texts:
                 given[name] = [texts] if isinstance(texts, str) else list(texts)
@@ -314,19 +302,14 @@ class Client:
             request["api"] = API
         return self._request_json(SearchAnswer.model_validate_json, "POST", "/search", **request).hits
 
+    @takes_search_options
     def search_batch(
         self,
         images: Iterable[ImageSource],
         *,
         together: bool = False,
-        k: int = 10,
-        where: str | None = None,
-        min_score: float | None = None,
-        group_by: str | None = None,
-        exclude: Iterable[int | str] = (),
-        rerank: Rerank = "none",
-        min_probability: float | None = None,
-        order: str | None = None,
+        k: int = SearchOptions.k,
+        **options: Unpack[SearchKeywords],
     ) -> list[list[Hit] | ApiError]:
         """Return the hits of each image, or its error. What is not listed is as for `search`.
 
@@ -337,10 +320,9 @@ class Client:
         Raises:
             ApiError: The server refuses the request; with `together`, also for a single unusable image.
         """
-        given = _options(k, where, min_score, group_by, exclude, rerank, min_probability, order)
-        options = given | {"together": together}
+        params = _options(k, options) | {"together": together}
         files = _files(images)
-        return self._request_json(_batch, "POST", "/search:batch", params=options, files=files)
+        return self._request_json(_batch, "POST", "/search:batch", params=params, files=files)
 
     def embed_texts(self, texts: Sequence[str]) -> Vectors:
         """Return the vectors of texts, of unit length; raise an `ApiError` without a text encoder."""
@@ -628,28 +610,11 @@ class Client:
         raise _error({**problem, "status": answer.status_code}, _retry_after(answer))
 
 
-def _options(
-    k: int,
-    where: str | None,
-    min_score: float | None,
-    group_by: str | None,
-    exclude: Iterable[int | str],
-    rerank: Rerank,
-    min_probability: float | None,
-    order: str | None,
-) -> dict[str, Any]:
-    return _without_none(
-        {
-            "k": k,
-            "where": where,
-            "min_score": min_score,
-            "group_by": group_by,
-            "rerank": rerank,
-            "exclude": list(exclude),
-            "min_probability": min_probability,
-            "order": order,
-        }
-    )
+def _options(k: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    options = _without_none({"k": k, **given})
+    if "exclude" in options:
+        options["exclude"] = list(options["exclude"])
+    return options
 
 
 def _view(view: View) -> dict[str, Any]:

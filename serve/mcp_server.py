@@ -5,12 +5,13 @@ It has tools that read, and no others. The protocol is on stdin and stdout; it e
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 import click
 from pydantic import Field
@@ -21,13 +22,14 @@ from retrieval.galleries.searchable import Hit
 from retrieval.images.load import read_bytes
 from retrieval.images.location import Location
 from retrieval.model.runtime import Runtime
-from retrieval.search.query import SearchOptions
+from retrieval.search.options import SearchKeywords, SearchOptions, search_options
 from retrieval.storage.records import Value
 from serve.addresses import parse_galleries
 from serve.core.permissions import Permissions
 from serve.core.queries import AnyQuery, TextQuery
 from serve.core.service import MAX_REQUEST_PIXELS, SearchService, open_services
 from serve.core.thumbnails import MISSING
+from serve.wire.queries import described
 
 _MOST_HITS, _MOST_VALUES = 100, 50
 _INSTRUCTIONS = """Search galleries of images by what they show. Start with `galleries`. A score is a cosine
@@ -127,35 +129,38 @@ def build_server(services: Sequence[SearchService]) -> Any:
             for one in found
         ]
 
+    @_with_search_options
     def search_by_image(
         path: Annotated[str, Field(description="Path of an image file.")],
         gallery: Name = None,
-        k: Count = 10,
-        where: Condition = None,
+        k: Count = SearchOptions.k,
+        **options: Unpack[SearchKeywords],
     ) -> list[FoundImage]:
         """Find the images most similar to an image file of this machine."""
         file = Path(path).expanduser()
         if Location.parse(file).kind == "url":
             raise InputError(f"{path}: not a file of this machine; download it first")
         try:
-            return _search(_named(by_name, gallery), read_bytes(file), k, where)
+            return _search(_named(by_name, gallery), read_bytes(file), SearchOptions(k, **options))
         except ImageError as error:
             raise ImageError(path, error.reason, error.detail) from error
 
+    @_with_search_options
     def search_by_text(
         text: Annotated[str, Field(description="What the images show, in a few words.")],
         gallery: Name = None,
-        k: Count = 10,
-        where: Condition = None,
+        k: Count = SearchOptions.k,
+        **options: Unpack[SearchKeywords],
     ) -> list[FoundImage]:
         """Find the images that a text describes, in a gallery that can be searched by text."""
-        return _search(_named(by_name, gallery), TextQuery(text), k, where)
+        return _search(_named(by_name, gallery), TextQuery(text), SearchOptions(k, **options))
 
+    @_with_search_options
     def search_by_id(
-        id: ItemId, gallery: Name = None, k: Count = 10, where: Condition = None
+        id: ItemId, gallery: Name = None, k: Count = SearchOptions.k, **options: Unpack[SearchKeywords]
     ) -> list[FoundImage]:
         """Find the images most similar to an image of the gallery, given by its id, without itself."""
-        return _search(_named(by_name, gallery), id, k, where)
+        return _search(_named(by_name, gallery), id, SearchOptions(k, **options))
 
     def count_values(
         columns: Annotated[list[str] | None, Field(description="Names of columns.")] = None,
@@ -179,10 +184,24 @@ def build_server(services: Sequence[SearchService]) -> Any:
     return server
 
 
-def _search(service: SearchService, query: AnyQuery, k: int, where: str | None) -> list[FoundImage]:
-    if not 1 <= k <= _MOST_HITS:
-        raise InputError(f"k: {k} hits; ask for 1 to {_MOST_HITS}")
-    (hits,) = service.find([query], SearchOptions(k, where)).found
+def _with_search_options(tool: Callable[..., Any]) -> Callable[..., Any]:
+    """Describe the options of a search in the signature of a tool that takes them as keywords."""
+    shown = inspect.signature(tool, eval_str=True)
+    known = {name: one for name, one in shown.parameters.items() if one.kind is not one.VAR_KEYWORD}
+    for option in search_options():
+        default = [] if option.many else option.default
+        one = inspect.Parameter(
+            option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=described(option)
+        )
+        known.setdefault(option.name, one)
+    tool.__signature__ = shown.replace(parameters=[*known.values()])  # type: ignore[attr-defined]
+    return tool
+
+
+def _search(service: SearchService, query: AnyQuery, options: SearchOptions) -> list[FoundImage]:
+    if options.k > _MOST_HITS:
+        raise InputError(f"k: {options.k} hits; ask for 1 to {_MOST_HITS}")
+    (hits,) = service.find([query], options).found
     if isinstance(hits, InputError):
         raise hits
     return [_found(hit) for hit in hits]

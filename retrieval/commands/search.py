@@ -13,7 +13,7 @@ import numpy as np
 
 from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.device_options import runtime_options
-from retrieval.commands.options import sheet_option, where_option
+from retrieval.commands.options import combine_options, sheet_option, where_option
 from retrieval.errors import ImageError, InputError
 from retrieval.galleries.searchable import Hit, SearchableGallery
 from retrieval.gallery import Gallery
@@ -23,7 +23,7 @@ from retrieval.model.runtime import Runtime
 from retrieval.progress import Progress
 from retrieval.reports.sheet import SheetImage, SheetRow, check_sheet_path, write_sheet
 from retrieval.search.composition import compose
-from retrieval.search.query import RERANKS, SearchOptions
+from retrieval.search.options import RERANKS, SearchOption, SearchOptions, search_options
 from retrieval.text import align_columns
 
 
@@ -42,6 +42,34 @@ class _Query:
     images: tuple[str, ...]
     vector: np.ndarray
     items: tuple[int, ...] = ()
+
+
+def _option(option: SearchOption) -> Any:
+    """Return the option of the command for an option of a search."""
+    text = option.help
+    if option.name == "where":
+        return where_option(text.removesuffix("."))
+    if option.high is not None:
+        text = f"{text.removesuffix('.')}. From {option.low:g} to {option.high:g}."
+    kind: Any = option.kind
+    ends: Any = (option.low, option.high)
+    if option.choices:
+        kind = click.Choice(option.choices)
+    elif option.kind is int:
+        kind = click.IntRange(*ends)
+    return click.option(
+        f"--{option.name.replace('_', '-')}" if len(option.name) > 1 else f"-{option.name}",
+        type=str if option.many else kind,
+        multiple=option.many,
+        default=None if option.default == () else option.default,
+        show_default=option.default not in (None, ()),
+        metavar=option.metavar,
+        help=f"{text} Repeatable." if option.many else text,
+    )
+
+
+# The command prints hits by rank, and has no order by a column.
+_search_options = combine_options(*(_option(one) for one in search_options() if one.name != "order"))
 
 
 @click.command()
@@ -83,24 +111,7 @@ class _Query:
     metavar="ID",
     help="Move away from an item of the gallery, such as a wrong hit. Repeatable.",
 )
-@click.option("-k", type=click.IntRange(min=1), default=10, show_default=True, help="Number of hits.")
-@where_option("Filter by metadata, as described above")
-@click.option("--min-score", type=float, metavar="S", help="Minimum score of a hit, from -1 to 1.")
-@click.option(
-    "--min-probability",
-    type=float,
-    metavar="P",
-    help="Minimum probability of a hit, from 0 to 1, in a calibrated gallery.",
-)
-@click.option("--group-by", metavar="COLUMN", help="Only the best hit for each value of COLUMN.")
-@click.option("--exclude", multiple=True, metavar="ID", help="Exclude an item. Repeatable.")
-@click.option(
-    "--rerank",
-    type=click.Choice(list(RERANKS)),
-    default="none",
-    show_default=True,
-    help="Re-ranking method, described above.",
-)
+@_search_options
 @click.option("--together", is_flag=True, help="Combine all images and items into one query, their mean.")
 @sheet_option
 @runtime_options
@@ -108,6 +119,7 @@ class _Query:
 @click.pass_context
 def search(
     ctx: click.Context,
+    /,
     gallery: Path,
     images: tuple[Path, ...],
     items: tuple[str, ...],
@@ -116,17 +128,11 @@ def search(
     likes: tuple[Path, ...],
     unlikes: tuple[Path, ...],
     unlike_items: tuple[str, ...],
-    k: int,
-    where: str | None,
-    min_score: float | None,
-    min_probability: float | None,
-    group_by: str | None,
-    exclude: tuple[str, ...],
-    rerank: str,
     together: bool,
     sheet: Path | None,
     runtime: Runtime,
     as_json: bool,
+    **given: Any,
 ) -> None:
     """Find the images of a gallery that look like yours, or that a text describes: the K most similar to each
     IMAGE.
@@ -173,7 +179,7 @@ def search(
     has_text = bool(texts or unwanted)
     if sheet is not None:
         check_sheet_path(sheet)
-    options = SearchOptions(k, where, exclude, min_score, group_by, rerank, min_probability, not has_text)
+    options = SearchOptions(**given, calibrated=not has_text)
     target = Gallery.open(gallery, runtime=runtime)
     if not len(target):
         raise InputError(
@@ -199,7 +205,7 @@ def search(
     found: list[dict[str, Any]] = [
         {
             "query": query.name,
-            "scores": RERANKS[rerank],
+            "scores": RERANKS[options.rerank],
             **times,
             "nothing_like_it": options.is_nothing_like_it(hits),
             "hits": [asdict(hit) for hit in hits],
@@ -209,12 +215,12 @@ def search(
     found += [{"query": e.source, "error": {"reason": e.reason, "detail": e.detail}} for e in bad]
     print_result(found, as_json, list(_text(target, answers, options)))
     for query, hits in answers:
-        if len(hits) < k and not options.is_nothing_like_it(hits):
-            print_status(f"{query.name}: found {len(hits)} of {k}: {_why_fewer(options)}")
+        if len(hits) < options.k and not options.is_nothing_like_it(hits):
+            print_status(f"{query.name}: found {len(hits)} of {options.k}: {_why_fewer(options)}")
     print_status(f"embedded in {embed_ms:.1f} ms, searched {len(target)} images in {search_ms:.1f} ms")
     _warn_of_age(target)
     if sheet is not None:
-        note = f"Below each image: {RERANKS[rerank]}, label and metadata."
+        note = f"Below each image: {RERANKS[options.rerank]}, label and metadata."
         write_sheet(sheet, f"{gallery.name}: search results", note, [_row(*answer) for answer in answers])
         print_status(f"{sheet}: written")
     if bad:

@@ -29,7 +29,7 @@ from retrieval.metrics.reliability import (
 )
 from retrieval.progress import Progress
 from retrieval.search.calibration import DEPTH, SAME, Calibration, features, logistic, summary
-from retrieval.search.query import SearchOptions
+from retrieval.search.options import SearchOptions
 from retrieval.search.rerank import unit
 
 QUERIES = 3000

@@ -23,7 +23,8 @@ from retrieval.images.load import DECODE_POLICY
 from retrieval.model.embedder import Embedder
 from retrieval.model.runtime import Runtime
 from retrieval.search.embeddings import StoredEmbeddings
-from retrieval.search.query import SearchOptions, ids_of_names
+from retrieval.search.options import SearchOptions
+from retrieval.search.query import ids_of_names
 from retrieval.search.where import parse_condition
 from retrieval.storage.conditions import Column, Filter, FilterTest, find_column
 from retrieval.storage.facets import Facets, facet_columns

@@ -26,7 +26,8 @@ from retrieval.model.runtime import Runtime
 from retrieval.search.embeddings import StoredEmbeddings, read_embeddings
 from retrieval.search.filters import Filters, State
 from retrieval.search.index import BuiltIndex, Index, IndexWork, build_index, work_needed, write_index
-from retrieval.search.query import NOTHING, Searcher, SearchOptions
+from retrieval.search.options import SearchOptions
+from retrieval.search.query import NOTHING, Searcher
 from retrieval.search.selection import Selection
 from retrieval.search.snapshot import Snapshot
 from retrieval.search.where import parse_condition

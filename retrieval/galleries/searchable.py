@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from retrieval.model.embedder import Embedder
 from retrieval.model.runtime import Runtime
 from retrieval.search.calibration import DEPTH, SAME, Calibration, CalibrationFile, summary
 from retrieval.search.embeddings import StoredEmbeddings
-from retrieval.search.query import MOST_CANDIDATES, SearchOptions
+from retrieval.search.options import MOST_CANDIDATES, SearchKeywords, SearchOptions, takes_search_options
 from retrieval.search.vectors import bounded_cosine
 from retrieval.storage.conditions import find_column, item_columns
 from retrieval.storage.facets import Facets
@@ -73,7 +73,7 @@ class Hit(Item):
     """A search result.
 
     Attributes:
-        score: Cosine similarity to the query, unless re-ranked; see `retrieval.search.query.RERANKS`.
+        score: Cosine similarity to the query, unless re-ranked; see `retrieval.search.options.RERANKS`.
         probability: Probability that it shows the same thing as the query, 1 if it is the same picture;
             `None` in a gallery that is not calibrated, and if re-ranked. See `retrieval.search.calibration`.
     """
@@ -272,76 +272,44 @@ class SearchableGallery(ABC):
 
     # ---- searching
 
+    @takes_search_options
     def search(
-        self,
-        image: ImageSource,
-        k: int = 10,
-        *,
-        where: str | None = None,
-        exclude: Sequence[int | str] = (),
-        min_score: float | None = None,
-        group_by: str | None = None,
-        rerank: str = "none",
-        min_probability: float | None = None,
+        self, image: ImageSource, k: int = SearchOptions.k, **options: Unpack[SearchKeywords]
     ) -> list[Hit]:
         """Return the k items most similar to an image, best first; equal scores by id.
 
         Args:
             image: A path, the bytes of a file, a Pillow image or an array uint8 [H, W, 3].
             k: Number of hits; fewer if there are no more.
-            where: Condition that hits fulfil, as in "brand = 'acme' and price < 30".
-            exclude: Ids or keys of items that are no hits.
-            min_score: Lowest score of a hit, from -1 to 1.
-            group_by: Column; only the best hit of each of its values is returned.
-            rerank: "none", "query-expansion" or "k-reciprocal"; see `SearchOptions`.
-            min_probability: Lowest probability of a hit, from 0 to 1, in a calibrated gallery.
+            options: Further fields of `SearchOptions`, such as `where` and `min_score`.
 
         Raises:
             ImageError: The image cannot be read.
             InputError: An option is invalid.
         """
-        options = SearchOptions(k, where, exclude, min_score, group_by, rerank, min_probability)
-        return self.find(self.embedder.embed([image]), options)[0]
+        return self.find(self.embedder.embed([image]), SearchOptions(k, **options))[0]
 
+    @takes_search_options
     def search_id(
-        self,
-        item: int | str,
-        k: int = 10,
-        *,
-        where: str | None = None,
-        exclude: Sequence[int | str] = (),
-        min_score: float | None = None,
-        group_by: str | None = None,
-        rerank: str = "none",
-        min_probability: float | None = None,
+        self, item: int | str, k: int = SearchOptions.k, **options: Unpack[SearchKeywords]
     ) -> list[Hit]:
         """Return the k items most similar to an item, given by id or key, without the item itself.
 
         The other arguments are those of `search`.
         """
-        options = SearchOptions(k, where, exclude, min_score, group_by, rerank, min_probability)
+        asked = SearchOptions(k, **options)
         (number,) = self.ids_of([item])
-        return self.find(self.vector(number)[None], options, [(number,)])[0]
+        return self.find(self.vector(number)[None], asked, [(number,)])[0]
 
+    @takes_search_options
     def search_vectors(
-        self,
-        queries: np.ndarray,
-        k: int = 10,
-        *,
-        where: str | None = None,
-        exclude: Sequence[int | str] = (),
-        min_score: float | None = None,
-        group_by: str | None = None,
-        rerank: str = "none",
-        min_probability: float | None = None,
+        self, queries: np.ndarray, k: int = SearchOptions.k, **options: Unpack[SearchKeywords]
     ) -> list[list[Hit]]:
         """Return the hits of each query, float32 [N, D] of unit length from this gallery's model.
 
         The other arguments are those of `search`.
         """
-        return self.find(
-            queries, SearchOptions(k, where, exclude, min_score, group_by, rerank, min_probability)
-        )
+        return self.find(queries, SearchOptions(k, **options))
 
     def find(
         self, queries: np.ndarray, options: SearchOptions, own: Sequence[tuple[int, ...]] | None = None

@@ -1,4 +1,4 @@
-"""Search options, and the search of one gallery state: filters, exclusions, groups and re-ranking."""
+"""The search of one gallery state: filters, exclusions, groups and re-ranking."""
 
 from __future__ import annotations
 
@@ -7,83 +7,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from retrieval.errors import InputError, did_you_mean
+from retrieval.errors import InputError
 from retrieval.search.filters import Filters, State
+from retrieval.search.options import CANDIDATES, MOST_CANDIDATES, SearchOptions
 from retrieval.search.rerank import EXPANSION, expand, k_reciprocal
 from retrieval.search.selection import Selection
 from retrieval.search.where import is_text
 from retrieval.storage.queries import ids_by_key
 from retrieval.storage.store import Store
-
-# Meaning of a hit's score by re-ranking method.
-RERANKS = {
-    "none": "cosine similarity",
-    "query-expansion": "cosine similarity to the expanded query",
-    "k-reciprocal": "1 - k-reciprocal distance",
-}
-# Candidates of k-reciprocal re-ranking: k, but within these limits, since all are compared with each other.
-# An order by a column has the most of them.
-CANDIDATES, MOST_CANDIDATES = 200, 1000
-
-
-@dataclass(frozen=True)
-class SearchOptions:
-    """Options of a search.
-
-    Attributes:
-        k: Number of hits; fewer if there are no more.
-        where: Condition that hits fulfil, see `retrieval.search.where`.
-        exclude: Ids (whole numbers) and keys (text) of items that are no hits.
-        min_score: Lowest score of a hit, from -1 to 1.
-        group_by: Column; only the best hit of each of its values is returned, such as one hit per label for
-            "label". An item without a value is a group of its own.
-        rerank: "none"; "query-expansion", which searches again with the query moved towards its first hits;
-            or "k-reciprocal", which orders the first few hundred candidates by the neighbours they share with
-            the query, and finds no other hits or groups. `RERANKS` has the meaning of the scores.
-        min_probability: Lowest probability of a hit, from 0 to 1, in a calibrated gallery; not with `rerank`.
-        calibrated: Whether the queries are images, of whose hits a calibration gives the probabilities. Text
-            has other cosines.
-        order: Order of the hits: a column, with "desc" for high values first, such as "price desc". The
-            `MOST_CANDIDATES` best hits are put in this order, whatever `k` is: more hits only continue the
-            list. Equal values are best first, missing ones last. `None` for the best first.
-
-    Raises:
-        InputError: A value that is out of range or unknown.
-    """
-
-    k: int = 10
-    where: str | None = None
-    exclude: Sequence[int | str] = ()
-    min_score: float | None = None
-    group_by: str | None = None
-    rerank: str = "none"
-    min_probability: float | None = None
-    calibrated: bool = True
-    order: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.k < 1:
-            raise InputError(f"k must be at least 1, got {self.k}")
-        if self.min_score is not None and not -1 <= self.min_score <= 1:
-            raise InputError(f"minimum score {self.min_score}: must be from -1 to 1")
-        if self.rerank not in RERANKS:
-            hint = did_you_mean(self.rerank, RERANKS, f"known: {', '.join(RERANKS)}")
-            raise InputError(f"unknown re-ranking {self.rerank!r}; {hint}")
-        if self.min_probability is not None:
-            if not 0 <= self.min_probability <= 1:
-                raise InputError(f"minimum probability {self.min_probability}: must be from 0 to 1")
-            if not self.has_probabilities:
-                what = "minimum probability: only the cosines of a query image have probabilities"
-                raise InputError(f"{what}; leave out the re-ranking and the text")
-
-    @property
-    def has_probabilities(self) -> bool:
-        """Whether the hits of a calibrated gallery have probabilities: scores are cosines of images."""
-        return self.calibrated and self.rerank == "none"
-
-    def is_nothing_like_it(self, hits: Sequence[object]) -> bool:
-        """Return whether the answer is that the gallery has nothing like the query."""
-        return self.min_probability is not None and not hits
 
 
 @dataclass(frozen=True, eq=False)

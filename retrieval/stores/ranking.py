@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from retrieval.search.query import CANDIDATES, MOST_CANDIDATES, SearchOptions
+from retrieval.search.options import CANDIDATES, MOST_CANDIDATES, SearchOptions
 from retrieval.search.rerank import EXPANSION, expand, k_reciprocal
 from retrieval.storage.conditions import Filter
 from retrieval.storage.records import StoredItem

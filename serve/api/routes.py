@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from retrieval.errors import ImageError, InputError, LookalikeError, StoreError, did_you_mean
 from retrieval.galleries.searchable import Hit, Item
-from retrieval.search.query import SearchOptions
+from retrieval.search.options import SearchOptions
 from serve.addresses import api_of
 from serve.api.bodies import BYTES, FORM, JSON, Body, read_body
 from serve.api.context import AllServices, RequestWorkers, SearchedTogether, Service, ThumbnailWorkers

@@ -19,7 +19,7 @@ from retrieval.images.preprocess import Box
 from retrieval.model.licenses import model_license
 from retrieval.model.runtime import Runtime
 from retrieval.search.lru_cache import LRUCache
-from retrieval.search.query import SearchOptions
+from retrieval.search.options import SearchOptions
 from serve.addresses import API, api_of
 from serve.core.errors import (
     InvalidRequestError,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from retrieval.errors import InputError
 from retrieval.galleries.searchable import Hit
-from retrieval.search.query import SearchOptions
+from retrieval.search.options import SearchOptions
 from serve.core.errors import ModelMismatchError
 from serve.core.queries import AnyQuery
 from serve.core.service import GallerySummary, SearchService

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from pydantic import (
@@ -13,11 +13,12 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
+    create_model,
 )
 from pydantic import model_validator as validator
 
 from retrieval.errors import InputError
-from retrieval.search.query import MOST_CANDIDATES, RERANKS, SearchOptions
+from retrieval.search.options import SearchOption, SearchOptions, search_options
 from serve.core.queries import (
     MIN_SIDE,
     AnyQuery,
@@ -84,64 +85,48 @@ RegionValues = Annotated[
 _HasUrl = TypeVar("_HasUrl", "View", "SearchRequest")
 
 
-class SearchFields(BaseModel):
-    """Fields of a request with the options of a search."""
+_LIMITS = {"k": {"le": MAX_K}, "where": {"max_length": MAX_CONDITION}, "exclude": {"max_length": MAX_K}}
+_MAX_TEXT_OPTION = 100
 
+
+def described(option: SearchOption) -> Any:
+    """Return the annotation of an option of a search in a request, with its description and limits."""
+    limits: dict[str, Any] = _LIMITS.get(option.name, {})
+    kind: Any = option.annotation
+    if option.choices:
+        kind = Literal[option.choices]
+    elif option.many:
+        kind = list[ItemName]
+    elif option.kind is float:
+        limits = {"allow_inf_nan": False, **limits}
+    elif option.kind is str:
+        limits = {"max_length": _MAX_TEXT_OPTION, **limits}
+    limits = {"ge": option.low, "le": option.high, **limits}
+    return Annotated[kind, Field(**limits, description=option.help, examples=option.examples)]
+
+
+class _SearchFields(BaseModel):
     model_config = ConfigDict(extra="forbid")
-
-    k: int = Field(10, ge=1, le=MAX_K, description="Number of images to find.")
-    where: str | None = Field(
-        None,
-        max_length=MAX_CONDITION,
-        description="Condition on the hits, in a subset of SQL.",
-        examples=["label = 'red' and price < 30"],
-    )
-    min_score: float | None = Field(
-        None, ge=-1, le=1, allow_inf_nan=False, description="Lowest score of a hit."
-    )
-    min_probability: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        allow_inf_nan=False,
-        description="Lowest probability of a hit, in a calibrated gallery; not with re-ranking.",
-    )
-    group_by: str | None = Field(
-        None,
-        max_length=100,
-        description="Column; only the best hit for each of its values is returned.",
-        examples=["label"],
-    )
-    order: str | None = Field(
-        None,
-        max_length=100,
-        description="Column by which the hits are ordered, with `desc` for high values first. The "
-        f"{MOST_CANDIDATES:,} best hits are ordered, and `k` is how many of them are returned, so that more "
-        "only continue the list. Missing values are last. By default the best hits are first.",
-        examples=["price", "price desc"],
-    )
-    exclude: list[ItemName] = Field(
-        default_factory=list, max_length=MAX_K, description="Images of the gallery to leave out of the hits."
-    )
-    rerank: Literal[tuple(RERANKS)] = Field(  # type: ignore[valid-type]
-        "none",
-        description="Re-ranking of the hits: "
-        + "; ".join(f"{name}: the score is {meaning}" for name, meaning in RERANKS.items())
-        + ".",
-    )
 
     def options(self) -> SearchOptions:
         """Return the options of `Gallery.find`."""
-        return SearchOptions(
-            self.k,
-            self.where,
-            tuple(self.exclude),
-            self.min_score,
-            self.group_by,
-            self.rerank,
-            self.min_probability,
-            order=self.order,
-        )
+        given = {option.name: getattr(self, option.name) for option in search_options()}
+        return SearchOptions(**given | {"exclude": tuple(given["exclude"])})
+
+
+if TYPE_CHECKING:
+    SearchFields = _SearchFields
+else:
+    SearchFields = create_model(
+        "SearchFields",
+        __base__=_SearchFields,
+        __doc__="Fields of a request with the options of a search.",
+        __module__=__name__,
+        **{
+            option.name: (described(option), [] if option.many else option.default)
+            for option in search_options()
+        },
+    )
 
 
 class View(BaseModel):

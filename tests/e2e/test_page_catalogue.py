@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, ViewportSize, expect
 
 from retrieval import Gallery
-from retrieval.search.query import SearchOptions
+from retrieval.search.options import SearchOptions
 from tests.e2e.page_driver import below, in_a_tab, search_with, upload, visiting
 from tests.serve.serving import SERVE, Server, serving
 

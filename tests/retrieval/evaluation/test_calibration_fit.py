@@ -26,7 +26,7 @@ from retrieval.evaluation.calibration_fit import (
 from retrieval.ingest.judgements import Judgements, read_judgements
 from retrieval.metrics.reliability import calibration_error, error_by_chance, reliability
 from retrieval.search.calibration import DEPTH, NAME, SAME, write_calibration
-from retrieval.search.query import SearchOptions
+from retrieval.search.options import SearchOptions
 from retrieval.storage.records import FileStamp, NewItem
 from tests.conftest import lookalike_here
 from tests.retrieval.filling import DIM, bare_gallery

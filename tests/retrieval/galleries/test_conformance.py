@@ -23,7 +23,7 @@ from retrieval.galleries.searchable import Hit, SearchableGallery
 from retrieval.gallery import DatabaseGallery
 from retrieval.model.layer import Layer
 from retrieval.search.calibration import DEPTH, NAME, Calibration, summary, write_calibration
-from retrieval.search.query import CANDIDATES, SearchOptions
+from retrieval.search.options import CANDIDATES, SearchOptions
 from retrieval.search.rerank import EXPANSION, expand, k_reciprocal
 from retrieval.storage.facets import Facet
 from retrieval.storage.listing import Order

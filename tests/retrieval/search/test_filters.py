@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from retrieval import Gallery
 from retrieval.search import filters, selection, vectors
-from retrieval.search.query import SearchOptions
+from retrieval.search.options import SearchOptions
 from retrieval.search.selection import Selection
 from retrieval.search.vectors import Vectors
 from retrieval.storage import lookups, queries

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrieval import Gallery, InputError
-from retrieval.search.query import CANDIDATES, MOST_CANDIDATES, SearchOptions
+from retrieval.search.options import CANDIDATES, MOST_CANDIDATES, SearchOptions
 from retrieval.search.rerank import k_reciprocal
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import FileStamp, IndexSpec, NewItem

@@ -18,7 +18,7 @@ from PIL import Image
 
 from retrieval import Embedder, Gallery, load_image
 from retrieval.search.calibration import NAME, Calibration, write_calibration
-from retrieval.search.query import SearchOptions
+from retrieval.search.options import SearchOptions
 from retrieval.storage.records import IndexSpec
 from serve.app import create_app
 from serve.client import Client

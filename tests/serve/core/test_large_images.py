@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from retrieval.search.query import SearchOptions
+from retrieval.search.options import SearchOptions
 from serve.core import queries
 from serve.core.errors import BusyError, TooLargeError
 from serve.core.queries import AnyQuery, Region, RegionQuery

@@ -18,7 +18,7 @@ from PIL import Image
 
 from retrieval import Gallery
 from retrieval.errors import ImageError
-from retrieval.search.query import SearchOptions
+from retrieval.search.options import SearchOptions
 from serve.app import create_app
 from serve.core.originals import Original, find_original
 from serve.core.queries import Region, RegionQuery

@@ -18,7 +18,7 @@ from PIL import ExifTags, Image
 
 from retrieval import Embedder, Gallery, InputError
 from retrieval.galleries.files import FilesView
-from retrieval.search.query import SearchOptions
+from retrieval.search.options import SearchOptions
 from serve.app import create_app
 from serve.client import ApiError, Client
 from serve.core.errors import NoModelError

@@ -12,7 +12,7 @@ from PIL import Image
 
 from retrieval import Embedder, Gallery, ImageError, InputError, LookalikeError, load_image
 from retrieval.galleries.searchable import Hit
-from retrieval.search.query import SearchOptions
+from retrieval.search.options import SearchOptions
 from serve.core.queries import SingleQuery
 from serve.core.service import SearchService
 from serve.core.thumbnails import MISSING, encode, shrink

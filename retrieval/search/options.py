@@ -1,0 +1,221 @@
+"""The options of a search, each declared once: type, default, range and help."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, fields
+from functools import wraps
+from types import NoneType
+from typing import Any, TypedDict, TypeVar, get_args, get_type_hints
+
+from retrieval.errors import InputError, did_you_mean
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# Meaning of a hit's score by re-ranking method.
+RERANKS = {
+    "none": "cosine similarity",
+    "query-expansion": "cosine similarity to the expanded query",
+    "k-reciprocal": "1 - k-reciprocal distance",
+}
+# Candidates of k-reciprocal re-ranking: k, but within these limits, since all are compared with each other.
+# An order by a column has the most of them.
+CANDIDATES, MOST_CANDIDATES = 200, 1000
+
+
+class SearchKeywords(TypedDict, total=False):
+    """Types of the options of a search but `k`, as arguments of functions."""
+
+    where: str | None
+    exclude: Collection[int | str]
+    min_score: float | None
+    group_by: str | None
+    rerank: str
+    min_probability: float | None
+    order: str | None
+
+
+@dataclass(frozen=True)
+class SearchOption:
+    """The declaration of an option.
+
+    Attributes:
+        name: Its name.
+        kind: Type of a value: int, float or str.
+        many: Whether it has any number of values, ids and keys.
+        default: Value if it is not given; `None` for no limit.
+        help: What it does, in sentences.
+        low, high: Smallest and largest value, if there is one.
+        choices: All values, if there are few.
+        metavar: What stands for its value in the help of commands.
+        examples: Examples of values.
+    """
+
+    name: str
+    kind: type
+    many: bool
+    default: Any
+    help: str
+    low: float | None
+    high: float | None
+    choices: tuple[str, ...]
+    metavar: str | None
+    examples: list[str] | None
+
+    @property
+    def annotation(self) -> Any:
+        """Type of an argument."""
+        if self.many:
+            return Collection[int | str]
+        return self.kind | None if self.default is None else self.kind
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+    metavar: str | None = None,
+    examples: list[str] | None = None,
+) -> Any:
+    """Return a field of `SearchOptions`; see `SearchOption`."""
+    declared = {"help": help, "low": low, "high": high, "choices": choices}
+    return field(default=default, metadata={**declared, "metavar": metavar, "examples": examples})
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """Options of a search; commands, API, client and assistants take them from here, with `search_options`.
+
+    Attributes:
+        k: Number of hits; fewer if there are no more.
+        where: Condition that hits fulfil, see `retrieval.search.where`.
+        exclude: Ids (whole numbers) and keys (text) of items that are no hits.
+        min_score: Lowest score of a hit, from -1 to 1.
+        group_by: Column; only the best hit of each of its values is returned, such as one hit per label for
+            "label". An item without a value is a group of its own.
+        rerank: "none"; "query-expansion", which searches again with the query moved towards its first hits;
+            or "k-reciprocal", which orders the first few hundred candidates by the neighbours they share with
+            the query, and finds no other hits or groups. `RERANKS` has the meaning of the scores.
+        min_probability: Lowest probability of a hit, from 0 to 1, in a calibrated gallery; not with `rerank`.
+        calibrated: Whether the queries are images, of whose hits a calibration gives the probabilities. Text
+            has other cosines.
+        order: Order of the hits: a column, with "desc" for high values first, such as "price desc". The
+            `MOST_CANDIDATES` best hits are put in this order, whatever `k` is: more hits only continue the
+            list. Equal values are best first, missing ones last. `None` for the best first.
+
+    Raises:
+        InputError: A value that is out of range or unknown.
+    """
+
+    k: int = option(10, "Number of images to find.", low=1)
+    where: str | None = option(
+        None,
+        "Condition on the hits, in a subset of SQL.",
+        metavar="CONDITION",
+        examples=["label = 'red' and price < 30"],
+    )
+    exclude: Collection[int | str] = option(
+        (), "Images of the gallery to leave out of the hits, by id or key.", metavar="ID"
+    )
+    min_score: float | None = option(None, "Lowest score of a hit.", low=-1, high=1, metavar="S")
+    group_by: str | None = option(
+        None,
+        "Column; only the best hit for each of its values is returned.",
+        metavar="COLUMN",
+        examples=["label"],
+    )
+    rerank: str = option(
+        "none",
+        "Re-ranking of the hits: "
+        + "; ".join(f"{name}: the score is {meaning}" for name, meaning in RERANKS.items())
+        + ".",
+        choices=tuple(RERANKS),
+    )
+    min_probability: float | None = option(
+        None,
+        "Lowest probability of a hit, in a calibrated gallery; not with re-ranking.",
+        low=0,
+        high=1,
+        metavar="P",
+    )
+    calibrated: bool = True
+    order: str | None = option(
+        None,
+        "Column by which the hits are ordered, with `desc` for high values first. The "
+        f"{MOST_CANDIDATES:,} best hits are ordered, and `k` is how many of them are returned, so that more "
+        "only continue the list. Missing values are last. By default the best hits are first.",
+        metavar="COLUMN",
+        examples=["price", "price desc"],
+    )
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise InputError(f"k must be at least 1, got {self.k}")
+        if self.min_score is not None and not -1 <= self.min_score <= 1:
+            raise InputError(f"minimum score {self.min_score}: must be from -1 to 1")
+        if self.rerank not in RERANKS:
+            hint = did_you_mean(self.rerank, RERANKS, f"known: {', '.join(RERANKS)}")
+            raise InputError(f"unknown re-ranking {self.rerank!r}; {hint}")
+        if self.min_probability is not None:
+            if not 0 <= self.min_probability <= 1:
+                raise InputError(f"minimum probability {self.min_probability}: must be from 0 to 1")
+            if not self.has_probabilities:
+                what = "minimum probability: only the cosines of a query image have probabilities"
+                raise InputError(f"{what}; leave out the re-ranking and the text")
+
+    @property
+    def has_probabilities(self) -> bool:
+        """Whether the hits of a calibrated gallery have probabilities: scores are cosines of images."""
+        return self.calibrated and self.rerank == "none"
+
+    def is_nothing_like_it(self, hits: Sequence[object]) -> bool:
+        """Return whether the answer is that the gallery has nothing like the query."""
+        return self.min_probability is not None and not hits
+
+
+def search_options() -> list[SearchOption]:
+    """Return the options of a search."""
+    types = get_type_hints(SearchOptions)
+    return [
+        SearchOption(
+            one.name,
+            next(kind for kind in (*get_args(types[one.name]), types[one.name]) if kind is not NoneType),
+            isinstance(one.default, tuple),
+            one.default,
+            **one.metadata,
+        )
+        for one in fields(SearchOptions)
+        if one.metadata
+    ]
+
+
+def takes_search_options(function: Function) -> Function:
+    """Give a function with `**options: Unpack[SearchKeywords]` a signature that names them.
+
+    Raises:
+        TypeError: At a call with another keyword.
+    """
+    shown = inspect.signature(function)
+    own = {name: one for name, one in shown.parameters.items() if one.kind is not one.VAR_KEYWORD}
+    known = own | {
+        one.name: inspect.Parameter(
+            one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.annotation
+        )
+        for one in search_options()
+        if one.name not in own
+    }
+
+    @wraps(function)
+    def call(*args: Any, **given: Any) -> Any:
+        for name in given:
+            if name not in known:
+                hint = did_you_mean(name, known, f"known: {', '.join(known)}")
+                raise TypeError(f"{function.__name__}() has no argument {name!r}; {hint}")
+        return function(*args, **given)
+
+    call.__signature__ = shown.replace(parameters=[*known.values()])  # type: ignore[attr-defined]
+    return call  # type: ignore[return-value]
