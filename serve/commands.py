@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,8 @@ from retrieval.cli import main as lookalike
 from retrieval.cli import print_status
 from retrieval.commands.device_options import separate_runtime_options
 from retrieval.errors import InputError
+from serve.config import PUBLIC_CONNECTIONS, PUBLIC_RATE, Settings, read_file, setting_hint, settings
+from serve.core.permissions import Permissions
 
 _PREFIX = "LOOKALIKE_SERVE"
 _FILE = f"{__name__}.file"
@@ -44,6 +46,12 @@ class _Setting(click.Option):
 _option = partial(click.option, cls=_Setting)
 
 
+def _setting(name: str, **declared: Any) -> Callable[[Any], Any]:
+    """Return the option of a field of `Settings`, with the default of the field."""
+    default = getattr(Settings, name)
+    return _option(f"--{name.replace('_', '-')}", default=default, show_default=True, **declared)
+
+
 @contextmanager
 def _naming_source(context: click.Context) -> Iterator[None]:
     """Replace the option at the start of an error by the variable or setting that set it."""
@@ -60,8 +68,6 @@ def _naming_source(context: click.Context) -> Iterator[None]:
 
 def _read_config(context: click.Context, option: click.Parameter, file: Path | None) -> None:
     """Set the defaults of the options from a file, and warn about unknown environment variables."""
-    from serve.config import read_file, setting_hint
-
     options = {one.name: one for one in context.command.params if one.name and one is not option}
     negated = {
         word.lstrip("-").replace("-", "_"): name
@@ -98,16 +104,12 @@ def _read_config(context: click.Context, option: click.Parameter, file: Path | N
     callback=_read_config,
     help="Read settings from a TOML file.",
 )
-@_option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@_option(
-    "--port", type=click.IntRange(0, 65535), default=7860, show_default=True, help="Port; 0 picks a free one."
-)
-@_option("--page/--no-page", default=True, help="Serve the page beside the API.")
-@_option(
-    "--workers",
+@_setting("host", help="Address to listen on.")
+@_setting("port", type=click.IntRange(0, 65535), help="Port; 0 picks a free one.")
+@_option("--page/--no-page", default=Settings.page, help="Serve the page beside the API.")
+@_setting(
+    "workers",
     type=click.IntRange(1, 64),
-    default=1,
-    show_default=True,
     help="Number of processes; with more than one, only the API is served.",
 )
 @_option("--token-file", type=click.Path(path_type=Path), help="File of tokens for programs, one per line.")
@@ -141,7 +143,7 @@ def _read_config(context: click.Context, option: click.Parameter, file: Path | N
 @_option(
     "--share-pictures",
     type=click.IntRange(0, 720),
-    default=0,
+    default=Permissions.sharing,
     metavar="HOURS",
     help="Let visitors share links to searches with their own pictures, of which the server keeps small "
     "copies for so many hours.",
@@ -150,48 +152,39 @@ def _read_config(context: click.Context, option: click.Parameter, file: Path | N
     "--rate",
     type=click.FloatRange(0),
     help="Rate limit: requests per second and client, bursts of ten times as many; each megapixel that one "
-    "has to decode counts as a further one; 0 for no limit.  [default: 50; 0 on a loopback address]",
+    "has to decode counts as a further one; 0 for no limit.  "
+    f"[default: {PUBLIC_RATE:g}; 0 on a loopback address]",
 )
 @_option(
     "--connections",
     type=click.IntRange(0, 512),
     help="Open connections of one client, such as 64; 0 for no limit. Behind a trusted proxy, its concurrent "
-    "requests.  [default: 128; 0 on a loopback address]",
+    f"requests.  [default: {PUBLIC_CONNECTIONS}; 0 on a loopback address]",
 )
-@_option(
-    "--max-body",
+@_setting(
+    "max_body",
     type=click.IntRange(1, 1024),
-    default=32,
-    show_default=True,
     help="Largest request, in MB.",
 )
-@_option(
-    "--max-pixels",
+@_setting(
+    "max_pixels",
     type=click.IntRange(1, 100_000),
-    default=200,
-    show_default=True,
     help="Megapixels that the images of one request may have to decode; of a photo in JPEG, few of its own.",
 )
-@_option(
-    "--deadline",
+@_setting(
+    "deadline",
     type=click.IntRange(1, 3600),
-    default=30,
-    show_default=True,
     help="Time limit of a request in seconds, including its wait in the queue.",
 )
 @separate_runtime_options(_option)
-@_option(
-    "--log-level",
+@_setting(
+    "log_level",
     type=click.Choice(["error", "warning", "info", "debug"]),
-    default="warning",
-    show_default=True,
     help="Least level that is logged; info and debug log every request.",
 )
-@_option(
-    "--log-format",
+@_setting(
+    "log_format",
     type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
     help="Format of the log on stderr.",
 )
 def serve(gallery: tuple[str, ...], **options: Any) -> None:
@@ -213,7 +206,6 @@ def serve(gallery: tuple[str, ...], **options: Any) -> None:
     (port = 8000). The command line overrides the environment, which overrides the file. Secrets are read from
     files or from LOOKALIKE_TOKEN and LOOKALIKE_PASSWORD; the command line is visible to other users.
     """
-    from serve.config import settings
     from serve.server import run
 
     with _naming_source(click.get_current_context()):

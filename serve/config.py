@@ -25,8 +25,9 @@ from serve.core.permissions import Permissions
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 TOKEN, PASSWORD = "LOOKALIKE_TOKEN", "LOOKALIKE_PASSWORD"  # environment variables
-_DEFAULT_RATE = 50.0
-_DEFAULT_CONNECTIONS = 128  # a quarter of all
+# Limits of a client of a server that other machines can reach.
+PUBLIC_RATE = 50.0
+PUBLIC_CONNECTIONS = 128  # a quarter of all
 _SECRETS = {"token": TOKEN, "password": PASSWORD}
 _MIN_LENGTH = {TOKEN: 16, PASSWORD: 8}
 _GENERATE = '`python -c "import secrets; print(secrets.token_urlsafe(24))"` generates one'
@@ -171,8 +172,8 @@ def settings(
         origins=tuple(_origin(url) for url in allow_origin),
         proxies=proxies,
         permissions=Permissions(changes=allow_changes, urls=allow_urls, sharing=share_pictures),
-        rate=rate if rate is not None else 0 if is_local else _DEFAULT_RATE,
-        connections=connections if connections is not None else 0 if is_local else _DEFAULT_CONNECTIONS,
+        rate=rate if rate is not None else 0 if is_local else PUBLIC_RATE,
+        connections=connections if connections is not None else 0 if is_local else PUBLIC_CONNECTIONS,
         runtime=join_runtime(device, provider, batch_size),
         **unchanged,
     )

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -72,6 +73,11 @@ def _set(*words: str) -> Settings:
     """Return the settings of a command line."""
     params = serve.make_context("serve", ["shop.gallery", *words]).params
     return settings(**params)
+
+
+def test_defaults_are_those_of_the_settings() -> None:
+    found = replace(_set(), names=())  # these also have the host
+    assert found == Settings(found.galleries, names=())
 
 
 def test_command_line_overrides_environment_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
