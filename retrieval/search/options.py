@@ -49,6 +49,7 @@ class SearchOption:
         low, high: Smallest and largest value, if there is one.
         choices: All values, if there are few.
         metavar: What stands for its value in the help of commands.
+        label: Its label on the page, without which it is not there.
         examples: Examples of values.
     """
 
@@ -61,6 +62,7 @@ class SearchOption:
     high: float | None
     choices: tuple[str, ...]
     metavar: str | None
+    label: str | None
     examples: list[str] | None
 
     @property
@@ -79,11 +81,12 @@ def option(
     high: float | None = None,
     choices: tuple[str, ...] = (),
     metavar: str | None = None,
+    label: str | None = None,
     examples: list[str] | None = None,
 ) -> Any:
     """Return a field of `SearchOptions`; see `SearchOption`."""
-    declared = {"help": help, "low": low, "high": high, "choices": choices}
-    return field(default=default, metadata={**declared, "metavar": metavar, "examples": examples})
+    value = {"low": low, "high": high, "choices": choices, "examples": examples}
+    return field(default=default, metadata={"help": help, "metavar": metavar, "label": label, **value})
 
 
 @dataclass(frozen=True)
@@ -121,11 +124,14 @@ class SearchOptions:
     exclude: Collection[int | str] = option(
         (), "Images of the gallery to leave out of the hits, by id or key.", metavar="ID"
     )
-    min_score: float | None = option(None, "Lowest score of a hit.", low=-1, high=1, metavar="S")
+    min_score: float | None = option(
+        None, "Lowest score of a hit.", low=-1, high=1, metavar="S", label="Lowest similarity"
+    )
     group_by: str | None = option(
         None,
         "Column; only the best hit for each of its values is returned.",
         metavar="COLUMN",
+        label="One result for each",
         examples=["label"],
     )
     rerank: str = option(
@@ -141,6 +147,7 @@ class SearchOptions:
         low=0,
         high=1,
         metavar="P",
+        label="Lowest probability",
     )
     calibrated: bool = True
     order: str | None = option(

@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from retrieval.model.licenses import license_notice
 from retrieval.reports.pages import environment
+from retrieval.search.options import search_options
 from retrieval.text import pluralize
 
 _HERE = Path(__file__).parent
@@ -25,6 +26,13 @@ _ENVIRONMENT.filters |= {
     "decimals": lambda number, digits: f"{number:.{digits}f}",
     "pluralize": pluralize,
 }
+
+
+def page_options() -> list[dict[str, Any]]:
+    """Return what the page shows of the options of a search; those without a range are columns."""
+    shown = [one for one in search_options() if one.label]
+    names = ("name", "label", "low", "high")
+    return [{name: getattr(one, name) for name in names} | {"isNumber": one.kind is not str} for one in shown]
 
 
 def template_filter(function: Callable[..., Any]) -> Callable[..., Any]:

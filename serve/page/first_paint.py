@@ -9,7 +9,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve.page.assets import render
+from serve.page.assets import page_options, render
 
 _HEAD, _BODY = (re.compile(rb"<%s[^>]*>" % name) for name in (b"head", b"body"))
 _PREVIEW = re.compile(rb"""<meta\s+(property="og:|name="twitter:)[^>]*>\s*""")  # Gradio's, of itself
@@ -31,7 +31,7 @@ class FirstPaint:
 
     def __init__(self, app: ASGIApp, name: str, address: str) -> None:
         self._app, self._name, self._address = app, name, address
-        self._outline = render("first_paint", name=name).encode()
+        self._outline = render("first_paint", name=name, options=page_options()).encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""

@@ -6,7 +6,7 @@ import gradio as gr
 
 from serve.core.url_fetcher import MAX_URL_LENGTH
 from serve.limits import MAX_TEXT
-from serve.page.assets import module, render
+from serve.page.assets import module, page_options, render
 from serve.page.tab import Tab
 
 
@@ -21,7 +21,13 @@ class SearchTab(Tab):
             "",
             elem_id="search",
             apply_default_css=False,
-            html_template=render("search", max_text=MAX_TEXT, max_url=MAX_URL_LENGTH, example="label = '…'"),
+            html_template=render(
+                "search",
+                max_text=MAX_TEXT,
+                max_url=MAX_URL_LENGTH,
+                example="label = '…'",
+                options=page_options(),
+            ),
             js_on_load=module("search", self._service.summary().address),
         )
 

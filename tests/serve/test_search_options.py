@@ -22,7 +22,9 @@ import retrieval.search.options as declaration
 
 @dataclass(frozen=True)
 class Extended(declaration.SearchOptions):
-    brightness: float | None = declaration.option(None, "Lowest brightness of a hit.", low=0, high=1)
+    brightness: float | None = declaration.option(
+        None, "Lowest brightness of a hit.", low=0, high=1, label="Brightness"
+    )
 
 declaration.SearchOptions = Extended
 """
@@ -60,6 +62,25 @@ assert len(found) == 3
 print(found[0].model_dump_json())
 """
 
+PAGE = """
+import asyncio, json, re
+import httpx
+from starlette.applications import Starlette
+from starlette.responses import HTMLResponse
+from starlette.routing import Route
+from serve.page.assets import page_options, render
+from serve.page.first_paint import FirstPaint
+async def document(request):
+    return HTMLResponse("<html><head></head><body></body></html>")
+async def ask():
+    app = FirstPaint(Starlette(routes=[Route("/", document)]), "shop", "/v1")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop") as client:
+        return (await client.get("/")).text
+declared = re.search('id="search-options">(.*?)</script>', asyncio.run(ask()))[1]
+print([one["label"] for one in json.loads(declared) if one["name"] == "brightness"])
+print(render("search", max_text=1, max_url=1, example="", options=page_options()))
+"""
+
 
 @pytest.mark.parametrize(
     ("shown", "text"),
@@ -68,8 +89,10 @@ print(found[0].model_dump_json())
         (OPENAPI, '"description": "Lowest brightness of a hit."'),
         (SIGNATURES, " ".join(5 * ["brightness: float | None = None"])),
         (TOOLS, '"description":"Lowest brightness of a hit."'),
+        (PAGE, "['Brightness'] "),
+        (PAGE, 'Brightness, 0 to 1<input type="number" data-part="brightness" min="0" max="1"'),
     ],
-    ids=["command", "openapi", "signatures", "tools"],
+    ids=["command", "openapi", "signatures", "tools", "document", "page"],
 )
 def test_an_added_option_is_everywhere(shown: str, text: str, shop_gallery: Path) -> None:
     words = [sys.executable, "-c", ADDED + shown, str(shop_gallery)]

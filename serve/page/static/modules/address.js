@@ -1,7 +1,10 @@
 // The state of the page, which is in its address: a reload, Back and a copied link restore it.
 
-const TEXTS = ['text', 'without', 'where', 'group_by', 'tab', 'colour', 'view', 'order', 'sort', 'report', 'against', 'class', 'figure'];
-const NUMBERS = ['min_score', 'min_probability', 'open'];
+import {OPTIONS, UNCHOSEN} from './options.js';
+
+const named = isNumber => OPTIONS.filter(one => one.isNumber === isNumber).map(one => one.name);
+const TEXTS = ['text', 'without', 'where', ...named(false), 'tab', 'colour', 'view', 'order', 'sort', 'report', 'against', 'class', 'figure'];
+const NUMBERS = [...named(true), 'open'];
 
 /**
  * An image of the query, with its region: left, top, right, bottom as fractions; null for all of it.
@@ -11,8 +14,8 @@ const NUMBERS = ['min_score', 'min_probability', 'open'];
 
 /** The state without a query. Views are in `like` and `unlike`; `open` is the item in the dialog. */
 export const EMPTY = Object.freeze({
-  like: [], unlike: [], text: '', without: '', where: '', group_by: '', tab: '', picked: [],
-  min_score: null, min_probability: null, open: null, marks: false, colour: '', highlight: [], view: '', order: '', sort: '', report: '', against: '', class: '', figure: '',
+  like: [], unlike: [], text: '', without: '', where: '', ...UNCHOSEN, tab: '', picked: [],
+  open: null, marks: false, colour: '', highlight: [], view: '', order: '', sort: '', report: '', against: '', class: '', figure: '',
 });
 
 const KINDS = ['picture', 'shared', 'url'];

@@ -3,19 +3,18 @@
 import {address} from './address.js';
 import {condition, filterWords, parseFilter, rangeFilter, valueFilter, writtenCondition} from './conditions.js';
 import {breakable, clone, part, show} from './dom.js';
+import {OPTIONS, UNCHOSEN} from './options.js';
 
 const LISTED = 1000;  // values of a column, which a search field narrows down
 const SHOWN = 60;
 const EDGE = 8, ROOM = 240;  // pixels: beside a panel, and below a button that are enough
-const NAMES = ['where', 'min_score', 'min_probability', 'group_by'];
-const FIELDS = {min_score: 'similarity at least', min_probability: 'probability at least', group_by: 'one result for each'};
 
 export class Filters {
-  #root; #api; #fields; #faulty = null;
+  #root; #api; #options; #faulty = null;
 
   /**
-   * @param {Element} root Has the parts `facets`, `chips`, `where` and `fault`; where hits are filtered also `min_score`,
-   *   `min_probability` and `group_by`.
+   * @param {Element} root Has the parts `facets`, `chips`, `where` and `fault`; where hits are filtered also those
+   *   of the options of a search.
    * @param {Api} api
    * @param {object} gallery The description of the gallery.
    */
@@ -23,10 +22,12 @@ export class Filters {
     this.#root = root;
     this.#api = api;
     part(root, 'facets').append(...['label', ...gallery.columns].map(column => this.#facet(column)));
-    part(root, 'group_by')?.append(...['label', ...gallery.columns].map(column => new Option(column, column)));
-    if (part(root, 'probability')) show(part(root, 'probability'), gallery.calibrated);
-    this.#fields = NAMES.filter(name => part(root, name));
-    for (const name of this.#fields) {
+    this.#options = OPTIONS.filter(({name}) => part(root, name));
+    for (const {name, isNumber} of this.#options) {
+      if (!isNumber) part(root, name).append(...['label', ...gallery.columns].map(column => new Option(column, column)));
+      if (name === 'min_probability') show(part(root, `${name}_field`), gallery.calibrated);
+    }
+    for (const name of ['where', ...this.#options.map(one => one.name)]) {
       part(root, name).addEventListener('change', event => this.#change(name, event.target.value.trim()));
     }
     part(root, 'chips').addEventListener('click', event => {
@@ -50,10 +51,10 @@ export class Filters {
   /** Show the filters of the address. */
   draw() {
     const {state} = address;
-    for (const name of this.#fields) part(this.#root, name).value = state[name] ?? '';
+    for (const name of ['where', ...this.#options.map(one => one.name)]) part(this.#root, name).value = state[name] ?? '';
     const chips = state.picked.filter(parseFilter).map(text => chip(filterWords(text), {filter: text}));
-    for (const [name, words] of Object.entries(FIELDS)) {
-      if (this.#fields.includes(name) && state[name] !== null && state[name] !== '') chips.push(chip(`${words}: ${state[name]}`, {field: name}));
+    for (const {name, label} of this.#options) {
+      if (state[name] !== UNCHOSEN[name]) chips.push(chip(`${label.toLowerCase()}: ${state[name]}`, {field: name}));
     }
     if (state.where && state.where !== this.#faulty) chips.push(chip(state.where, {field: 'where'}));
     part(this.#root, 'chips').replaceChildren(...chips);
@@ -88,12 +89,12 @@ export class Filters {
   }
 
   #change(name, value) {
-    const number = name.startsWith('min_');
-    address.update({[name]: number ? (value === '' ? null : Number(value)) : value});
+    const isNumber = UNCHOSEN[name] === null;
+    address.update({[name]: isNumber ? (value === '' ? null : Number(value)) : value});
   }
 
   #remove({filter, field}) {
-    if (field) return address.update({[field]: field.startsWith('min_') ? null : ''});
+    if (field) return address.update({[field]: field in UNCHOSEN ? UNCHOSEN[field] : ''});
     address.update({picked: address.state.picked.filter(one => one !== filter)});
   }
 

@@ -5,6 +5,7 @@ import {Api} from './api.js';
 import {clone, orders, part, plural, proportion, show} from './dom.js';
 import {faulty, Filters} from './filters.js';
 import {takePictures} from './intake.js';
+import {chosen, UNCHOSEN} from './options.js';
 import * as pictures from './pictures.js';
 import {Query} from './query.js';
 import {decimals, fileName, percent, Results} from './results.js';
@@ -13,7 +14,7 @@ import {csv, save} from './table.js';
 
 const EXAMPLES = 36;
 const OWN_LINK = 'Link copied. It works in this browser only: your picture stays here.';
-const SEARCHED = ['like', 'unlike', 'text', 'without', 'where', 'picked', 'group_by', 'min_score', 'min_probability', 'sort'];
+const SEARCHED = ['like', 'unlike', 'text', 'without', 'where', 'picked', ...Object.keys(UNCHOSEN), 'sort'];
 const question = state => JSON.stringify(SEARCHED.map(name => state[name]));
 
 /**
@@ -132,10 +133,10 @@ class SearchTab {
 
   /** Return how many results are shown, and of what. */
   #count(shown, complete) {
-    const {sort, group_by, min_score, min_probability} = address.state, {images} = this.#gallery;
+    const {sort} = address.state, {images} = this.#gallery;
     if (complete && shown < MOST) return plural(shown, 'result');
     const some = shown.toLocaleString('en'), most = MOST.toLocaleString('en');
-    const limited = this.#filters.condition() || group_by || min_score !== null || min_probability !== null;
+    const limited = this.#filters.condition() || chosen(address.state).length;
     if (!sort || complete) return `The ${some} most similar ` + (limited ? 'that pass the filters' : `of ${plural(images, 'image')}`);
     if (limited) return `The first ${some} of the most similar that pass the filters (${most} at most)`;
     return `The first ${some} of ` + (images > MOST ? `the ${most} most similar images` : plural(images, 'image'));

@@ -2,6 +2,7 @@
 // A picture is sent once; filters and further results are asked for with its vector.
 
 import {asks, viewText} from './address.js';
+import {chosen, OPTIONS} from './options.js';
 import * as pictures from './pictures.js';
 
 export const FIRST = 48;  // results of a new search
@@ -34,15 +35,16 @@ export class Searcher {
     const body = {k: wanted, like: views[0], unlike: views[1]};
     if (condition) body.where = condition;
     for (const name of ['text', 'without']) if (state[name]) body[name] = [state[name]];
-    for (const name of ['min_score', 'min_probability']) if (state[name] !== null) body[name] = state[name];
-    if (state.group_by) body.group_by = state.group_by;
+    for (const name of chosen(state)) body[name] = state[name];
     if (state.sort) body.order = state.sort;
     if (this.#fingerprint) body.fingerprint = this.#fingerprint;
     try {
       const answer = await this.#api.post('/search', body, {signal});
       const complete = answer.hits.length < wanted || wanted === MOST;
-      if (answer.hits.length || (!('min_score' in body) && !('min_probability' in body))) return {...answer, complete};
-      const {min_score: _, min_probability: __, order: ___, ...open} = body;
+      const limits = OPTIONS.filter(one => one.isNumber && one.name in body);
+      if (answer.hits.length || !limits.length) return {...answer, complete};
+      const {order: _, ...open} = body;
+      for (const {name} of limits) delete open[name];
       const [best] = (await this.#api.post('/search', {...open, k: 1}, {signal})).hits;
       return {...answer, complete, best};
     } catch (error) {
