@@ -314,9 +314,9 @@ def operations(gallery: Gallery, folder: Path) -> dict[str, Callable[[], Any]]:
 
 
 def test_inapplicable_operations_say_what_to_do(gallery: Gallery, kind: Kind, tmp_path: Path) -> None:
-    for name, call in operations(gallery, tmp_path).items():
-        if kind.database is None:
-            continue
+    calls = operations(gallery, tmp_path)
+    assert {*calls} == {name for name, one in INAPPLICABLE.items() if not one.where} | {"exact"}
+    for name, call in calls.items() if kind.database else ():
         with pytest.raises(InputError) as caught:
             call()
         assert INAPPLICABLE[name].reason in str(caught.value)
