@@ -9,7 +9,7 @@ import click
 
 from retrieval import text
 from retrieval.errors import InputError
-from train.papers.analyze.options import Drawing, batch_options, figure_command
+from train.papers.analyze.figure_options import Drawing, batch_options, figure_command
 
 if TYPE_CHECKING:
     from train.papers.analyze.sources import EmbeddingSource

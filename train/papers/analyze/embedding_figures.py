@@ -13,7 +13,7 @@ from retrieval import text
 from retrieval.commands.device_options import runtime_options
 from retrieval.errors import InputError
 from retrieval.reports.figures import caption
-from train.papers.analyze.options import (
+from train.papers.analyze.figure_options import (
     Drawing,
     figure_command,
     finish,

@@ -14,7 +14,7 @@ from retrieval.commands.device_options import training_device_option
 from retrieval.errors import InputError
 from retrieval.machine.devices import Device
 from train.commands import DATA_HELP
-from train.papers.analyze.options import Drawing, figure_command
+from train.papers.analyze.figure_options import Drawing, figure_command
 
 if TYPE_CHECKING:
     from train.papers.analyze.sources import EmbeddingSource

@@ -12,7 +12,7 @@ from retrieval.cli import print_status
 from retrieval.errors import InputError
 from train import data as data_sets
 from train.commands import DATA_HELP
-from train.papers.analyze.options import Drawing, figure_command
+from train.papers.analyze.figure_options import Drawing, figure_command
 
 
 @figure_command("noise")
