@@ -55,7 +55,7 @@ def figure_command(
     """Turn a function that computes a figure into a command.
 
     The command adds --out, --png and --json, writes the files and prints the numbers. With `sources` it also
-    has --device, --provider and --batch-size. It opens runs, models, galleries or .npz files and passes them
+    has --device and --batch-size. It opens runs, models, galleries or .npz files and passes them
     to the function as its first argument, an `EmbeddingSource`, `None` for an optional one, or a list of
     them; it exits with code 3 if some of their images could not be read.
 
