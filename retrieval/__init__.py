@@ -50,4 +50,6 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(f"retrieval.{_MODULES[name]}"), name)
     if name == "metrics":
         return import_module("retrieval.metrics")
+    if name == "open_gallery":  # its former name
+        return __getattr__("Gallery").open
     raise AttributeError(f"module 'retrieval' has no attribute {name!r}")

@@ -68,8 +68,7 @@ def _option(option: SearchOption) -> Any:
     )
 
 
-# The command prints hits by rank, and has no order by a column.
-_search_options = combine_options(*(_option(one) for one in search_options() if one.name != "order"))
+_search_options = combine_options(*(_option(one) for one in search_options()))
 
 
 @click.command()
