@@ -90,7 +90,7 @@ def test_commands_of_the_page_on_stores_run(
     """With PostgreSQL and Qdrant's engine; a machine without the folder connects to its collection."""
     for name in ("model.onnx", "query.jpg", "shop.csv"):
         shutil.copy(place / name, tmp_path)
-    shutil.copytree(place / "shop", tmp_path / "photos")
+    shutil.copytree(place / "shop", tmp_path / "shop")
     shutil.copytree(place / "shop.gallery", tmp_path / "files.gallery")
     monkeypatch.setenv("LOOKALIKE_STORE_PASSWORD", "right")
     with postgres_server.running(tmp_path) as server:
