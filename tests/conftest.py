@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +46,32 @@ def draw(seed: int, size: tuple[int, int] = (48, 40), hue: int = 0) -> Image.Ima
     return Image.fromarray(blocks.astype(np.uint8)).resize(size, Image.Resampling.NEAREST)
 
 
-def draw_classes(folder: Path, classes: int, per_class: int) -> Path:
-    """Write PNG images into a folder, with a folder for each class: 00, 01, ...; return it."""
-    for hue in range(classes):
-        (folder / f"{hue:02d}").mkdir()
-        for seed in range(per_class):
-            draw(seed, hue=hue).save(folder / f"{hue:02d}" / f"{seed}.png")
+def draw_classes(
+    folder: Path,
+    classes: int | Iterable[str],
+    per_class: int,
+    *,
+    first: int = 0,
+    hue: int = 0,
+    size: tuple[int, int] = (48, 40),
+    suffix: str = "png",
+) -> Path:
+    """Write images into a folder, with a folder for each class; return it.
+
+    Args:
+        folder: Folder, which need not exist.
+        classes: Names of the classes; of a number, 00, 01 and so on.
+        per_class: Images of each.
+        first: Seed of the first image of each, which is also its name.
+        hue: Hue of the first class; each next one has the next hue.
+        size: Width and height.
+        suffix: Format.
+    """
+    names = [f"{number:02d}" for number in range(classes)] if isinstance(classes, int) else classes
+    for number, name in enumerate(names, hue):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for seed in range(first, first + per_class):
+            draw(seed, size, number).save(folder / name / f"{seed}.{suffix}", quality=95)
     return folder
 
 
@@ -77,12 +97,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 @pytest.fixture(scope="session")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three classes of eight PNG images each, one folder per class."""
-    folder = tmp_path_factory.mktemp("data") / "shop"
-    for hue, name in enumerate(("red", "green", "blue")):
-        (folder / name).mkdir(parents=True)
-        for seed in range(8):
-            draw(seed, hue=hue).save(folder / name / f"{seed}.png")
-    return folder
+    return draw_classes(tmp_path_factory.mktemp("data") / "shop", ("red", "green", "blue"), 8)
 
 
 @pytest.fixture(scope="session")

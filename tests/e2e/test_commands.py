@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from retrieval.cli import COMMANDS
-from tests.conftest import CHECKOUT, SCRIPT, draw, lookalike, lookalike_here
+from tests.conftest import CHECKOUT, SCRIPT, draw, draw_classes, lookalike, lookalike_here
 
 LEAVES = [
     *(["datasets", name] for name in ("list", "fetch", "info")),
@@ -104,10 +104,7 @@ def test_run_model_and_gallery_evaluate_to_the_same_numbers(
 
 
 def test_queries_outside_the_gallery_are_searched_in_it(gallery: Path, tmp_path: Path) -> None:
-    for hue, name in enumerate(("red", "green", "blue")):
-        (tmp_path / "q" / name).mkdir(parents=True)
-        for seed in (100, 101):
-            draw(seed, hue=hue).save(tmp_path / "q" / name / f"{seed}.png")
+    draw_classes(tmp_path / "q", ("red", "green", "blue"), 2, first=100)
     (tmp_path / "q" / "red" / "broken.png").touch()
     words = ["evaluate", str(gallery), "--data", f"folder:{tmp_path / 'q'}", "--json"]
     report = json.loads(lookalike_here(*words, code=3).stdout)

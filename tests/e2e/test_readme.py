@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import SHARED, draw, lookalike_here
+from tests.conftest import SHARED, draw, draw_classes, lookalike_here
 from train import recipes
 
 ROOT = Path(__file__).parents[2]
@@ -41,10 +41,7 @@ def commands(text: str = README) -> list[str]:
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of classes, a folder of more images, and a query, as the README assumes."""
     folder = tmp_path_factory.mktemp("reader")
-    for hue in range(20):
-        (folder / "shop" / f"class{hue:02d}").mkdir(parents=True)
-        for seed in range(4):
-            draw(seed, hue=hue).save(folder / "shop" / f"class{hue:02d}" / f"{seed}.jpg", quality=95)
+    draw_classes(folder / "shop", 20, 4, suffix="jpg")
     (folder / "more").mkdir()
     draw(50).save(folder / "more" / "new.png")
     draw(0).save(folder / "query.jpg")
@@ -119,11 +116,8 @@ def test_what_the_readme_trains_finds_new_classes_as_well(birds: Path) -> None:
 @pytest.fixture
 def photographs(tmp_path: Path) -> Path:
     """Photographs as in the tutorial: folders train and test with one folder for each class, and a query."""
-    for hue in range(24):
-        folder = tmp_path / "photos" / ("train" if hue < 16 else "test") / f"class{hue:02d}"
-        folder.mkdir(parents=True)
-        for seed in range(4):
-            draw(seed, hue=hue).save(folder / f"{seed}.jpg", quality=95)
+    draw_classes(tmp_path / "photos" / "train", 16, 4, suffix="jpg")
+    draw_classes(tmp_path / "photos" / "test", (f"class{hue}" for hue in range(8)), 4, hue=16, suffix="jpg")
     draw(0, hue=20).save(tmp_path / "query.jpg")
     return tmp_path
 

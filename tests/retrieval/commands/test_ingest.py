@@ -19,17 +19,14 @@ from retrieval.galleries.files import FilesView
 from retrieval.machine.devices import Device
 from retrieval.model.runtime import Runtime
 from retrieval.model.sessions import open_session
-from tests.conftest import draw, lookalike_here
+from tests.conftest import draw, draw_classes, lookalike_here
 from tests.serve.model import write_model
 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """Two classes of three images, a metadata table and a model file."""
-    for hue, name in enumerate(("red", "green")):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for seed in range(3):
-            draw(seed, hue=hue).save(tmp_path / "photos" / name / f"{seed}.png")
+    draw_classes(tmp_path / "photos", ("red", "green"), 3)
     (tmp_path / "shop.csv").write_text("path,id,label,price\nred/0.png,a,scarlet,12\ngreen/1.png,b,,3\n")
     write_model(tmp_path / "m.onnx")
     return tmp_path / "photos"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from retrieval import Gallery
-from tests.conftest import draw
+from tests.conftest import draw_classes
 from tests.retrieval.filling import small_gallery
 
 
@@ -19,9 +19,4 @@ def gallery(tmp_path: Path) -> Gallery:
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """Two classes of three images."""
-    folder = tmp_path / "photos"
-    for hue, name in enumerate(("red", "green")):
-        (folder / name).mkdir(parents=True)
-        for seed in range(3):
-            draw(seed, hue=hue).save(folder / name / f"{seed}.png")
-    return folder
+    return draw_classes(tmp_path / "photos", ("red", "green"), 3)

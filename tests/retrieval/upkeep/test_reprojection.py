@@ -16,7 +16,7 @@ from retrieval.storage.records import Change, IndexSpec
 from retrieval.upkeep.compact import compact
 from retrieval.upkeep.reprojection import reproject, undo
 from retrieval.upkeep.verify import verify
-from tests.conftest import draw
+from tests.conftest import draw, draw_classes
 from tests.retrieval.filling import commit, contents, item_ids, small_gallery
 from tests.retrieval.killing import OPERATIONS, kill_at_every_step
 from tests.serve.model import DIM, write_model
@@ -58,11 +58,7 @@ def gallery_of(folder: Path, photos: Path, storage: str = "float32") -> Gallery:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    folder = tmp_path / "photos"
-    for number, name in enumerate(["red", "green"]):
-        (folder / name).mkdir(parents=True)
-        for shot in range(3):
-            draw(10 * number + shot).save(folder / name / f"{shot}.png")
+    folder = draw_classes(tmp_path / "photos", ("red", "green"), 3)
     (folder / "green" / "bad.png").write_bytes(b"no image")
     return folder
 

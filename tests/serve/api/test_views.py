@@ -17,10 +17,8 @@ from tests.serve.asgi_server import answering
 
 
 @pytest.fixture(scope="module")
-def gallery(tmp_path_factory: pytest.TempPathFactory, shop: Path, model_file: Path) -> Gallery:
-    gallery = Gallery.create(tmp_path_factory.mktemp("views") / "shop.gallery", model_file)
-    gallery.add([shop])
-    return gallery
+def gallery(shop_gallery: Path) -> Gallery:
+    return Gallery.open(shop_gallery)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from retrieval import InputError
-from tests.conftest import draw, lookalike_here
+from tests.conftest import draw_classes, lookalike_here
 from train import settings
 from train.data import load
 from train.experiments.linear_probe import check_before_training
@@ -20,12 +20,8 @@ SMALL = ["preprocess.size=24", "model.embedding_dim=8", "batch.classes=3", "batc
 def closed(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Four classes, six training images and three test images of each."""
     folder = tmp_path_factory.mktemp("closed")
-    for split, seeds in (("train", range(6)), ("test", range(50, 53))):
-        for hue in range(4):
-            for seed in seeds:
-                file = folder / split / f"{hue}" / f"{seed}.png"
-                file.parent.mkdir(parents=True, exist_ok=True)
-                draw(seed, hue=hue).save(file)
+    draw_classes(folder / "train", 4, 6)
+    draw_classes(folder / "test", 4, 3, first=50)
     return f"folder:{folder}"
 
 

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from retrieval.reports.figures import render_figure
-from tests.conftest import CHECKOUT, draw
+from tests.conftest import CHECKOUT, draw_classes
 from train.experiments.curves import curves_figure, draw_curves, learning_curves
 from train.experiments.experiment import Experiment
 from train.experiments.sweep import run_sweep
@@ -78,12 +78,8 @@ def test_figure_has_a_panel_per_quantity_and_one_legend() -> None:
 
 
 def test_sweep_draws_the_curves_of_its_runs(tmp_path: Path) -> None:
-    for hue in range(4):
-        for split in ("train", "test"):
-            folder = tmp_path / "data" / split / f"{hue}"
-            folder.mkdir(parents=True)
-            for seed in range(4):
-                draw(seed + 10 * (split == "test"), hue=hue).save(folder / f"{seed}.png")
+    for split, first in (("train", 0), ("test", 10)):
+        draw_classes(tmp_path / "data" / split, 4, 4, first=first)
     changes = ["preprocess.size=24", "batch.classes=2", "batch.per_class=2", "batch.per_epoch=2", "epochs=2"]
     shared = parse_changes([*changes, "watch.split=test", "model.embedding_dim=8"])
     experiment = Experiment(f"folder:{tmp_path / 'data'}", None, shared)

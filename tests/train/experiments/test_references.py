@@ -15,7 +15,7 @@ from sklearn.decomposition import PCA
 from torchvision.models import squeezenet1_1
 
 from retrieval.metrics import linear_probe
-from tests.conftest import draw
+from tests.conftest import draw_classes
 from train import data, settings
 from train.config import Config
 from train.experiments import references
@@ -37,11 +37,8 @@ CHANGES = [
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six classes, half of the images of each in the training and half in the test split."""
     folder = tmp_path_factory.mktemp("images")
-    for split, shift in (("train", 0), ("test", 50)):
-        for hue in range(6):
-            (folder / split / f"{hue}").mkdir(parents=True)
-            for seed in range(4):
-                draw(seed + shift, hue=hue).save(folder / split / f"{hue}" / f"{seed}.png")
+    for split, first in (("train", 0), ("test", 50)):
+        draw_classes(folder / split, 6, 4, first=first)
     return folder
 
 

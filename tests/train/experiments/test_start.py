@@ -20,11 +20,7 @@ BACKBONE = "timm:tf_efficientnet_lite0"
 
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory: pytest.TempPathFactory) -> DataSet:
-    folder = tmp_path_factory.mktemp("photographs")
-    for hue in range(3):
-        (folder / str(hue)).mkdir()
-        for seed in range(3):
-            draw(seed, (90, 70), hue).save(folder / str(hue) / f"{seed}.jpg")
+    folder = draw_classes(tmp_path_factory.mktemp("photographs"), 3, 3, size=(90, 70), suffix="jpg")
     return data.load(f"folder:{folder}")
 
 

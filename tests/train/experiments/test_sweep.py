@@ -23,7 +23,7 @@ from scipy.stats import ttest_rel
 
 from retrieval import InputError, LookalikeError
 from retrieval.evaluation.report import Report
-from tests.conftest import draw, draw_classes, lookalike_here, wait_until
+from tests.conftest import draw_classes, lookalike_here, wait_until
 from tests.train.forking import START_METHOD
 from train.experiments.experiment import Experiment
 from train.experiments.sweep import run_sweep
@@ -363,12 +363,8 @@ def test_concurrent_sweep_in_one_folder_is_refused(finished: Path) -> None:
 
 def test_linear_probe_is_compared_like_recall(twins: str, tmp_path: Path) -> None:
     folder = Path(twins.partition(":")[2])
-    for hue in range(6):
-        for seed in range(6):  # the test images are of other seeds
-            for split, shift in (("train", 0), ("test", 50)):
-                file = tmp_path / "closed" / split / f"{hue}" / f"{seed}.png"
-                file.parent.mkdir(parents=True, exist_ok=True)
-                draw(seed + shift, hue=hue).save(file)
+    for split, first in (("train", 0), ("test", 50)):
+        draw_classes(tmp_path / "closed" / split, 6, 6, first=first)
     closed = f"folder:{tmp_path / 'closed'}"
     overrides = [*SMALL, "split.by=images", "epochs=1", "linear_probe=clean"]
     variants = ("plain", "noisy:noise.rate=0.5; linear_probe=noisy")

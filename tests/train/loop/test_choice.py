@@ -13,7 +13,7 @@ import yaml
 
 from retrieval.images.decode import embed_files
 from retrieval.progress import Progress
-from tests.conftest import draw
+from tests.conftest import draw_classes
 from tests.train.loop.test_trainer import BY_RECALL, many, trainer
 from train import data, settings
 from train.config import Config
@@ -78,11 +78,8 @@ def test_distractors_are_drawn_with_the_seed_and_bounded(tmp_path: Path, many: P
 
 
 def test_test_images_are_never_read(tmp_path: Path) -> None:
-    for hue in range(9):
-        folder = tmp_path / "d" / ("test" if hue > 6 else "train") / f"{hue}"
-        folder.mkdir(parents=True)
-        for seed in range(4):
-            draw(seed, hue=hue).save(folder / f"{seed}.png")
+    draw_classes(tmp_path / "d" / "train", 7, 4)
+    draw_classes(tmp_path / "d" / "test", ("7", "8"), 4, hue=7)
     chosen = ["split.validation=0.3", "epochs=1"]
     config = trainer(tmp_path / "run", f"folder:{tmp_path / 'd'}", *chosen).config
     dataset = data.load(config.data)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from retrieval import InputError, LookalikeError, metrics
 from retrieval.images.decode import embed_files
 from retrieval.progress import Progress
-from tests.conftest import draw, draw_classes
+from tests.conftest import draw_classes
 from tests.train.forking import start_lookalike
 from train import data, settings
 from train.loop.interruption import Interrupted
@@ -345,11 +345,8 @@ def test_non_finite_weights_are_not_saved(tmp_path: Path, shop: Path) -> None:
 
 
 def test_unreadable_training_image_is_skipped_and_reported(tmp_path: Path) -> None:
-    for hue in range(3):
-        (tmp_path / "d" / str(hue)).mkdir(parents=True)
-        for seed in range(4):
-            draw(seed, hue=hue).save(tmp_path / "d" / str(hue) / f"{seed}.png")
-    (tmp_path / "d" / "0" / "bad.png").write_bytes(b"bad")
+    draw_classes(tmp_path / "d", 3, 4)
+    (tmp_path / "d" / "00" / "bad.png").write_bytes(b"bad")
     ours = trainer(tmp_path / "run", f"folder:{tmp_path / 'd'}", "epochs=1")
     ours.train()
     assert [Path(error.source).name for error in ours.bad_files] == ["bad.png"]

@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from retrieval import InputError, LookalikeError, metrics
 from retrieval.images.decode import embed_files
 from retrieval.progress import Progress
-from tests.conftest import draw
+from tests.conftest import draw_classes
 from tests.train.loop.test_trainer import many, train_until_interrupted, trainer
 from train import data
 from train.data import DataSet, LabelledImage
@@ -29,11 +29,8 @@ __all__ = ["many"]
 def splits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Nine training and four test classes of five images."""
     folder = tmp_path_factory.mktemp("splits")
-    for hue in range(13):
-        name = folder / ("train" if hue < 9 else "test") / f"{hue:02d}"
-        name.mkdir(parents=True)
-        for seed in range(5):
-            draw(seed, hue=hue).save(name / f"{seed}.png")
+    draw_classes(folder / "train", 9, 5)
+    draw_classes(folder / "test", (f"{hue:02d}" for hue in range(9, 13)), 5, hue=9)
     return folder
 
 

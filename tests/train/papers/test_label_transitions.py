@@ -10,7 +10,7 @@ import pytest
 
 from retrieval import InputError
 from retrieval.reports.figures import render_figure
-from tests.conftest import draw, lookalike_here
+from tests.conftest import draw_classes, lookalike_here
 from train.config import NoiseConfig
 from train.data import KNOWN, DataSet, LabelledImage, load
 from train.loop.run_folder import Run
@@ -81,11 +81,7 @@ def test_text_is_a_matrix_or_the_most_frequent_transitions() -> None:
 def noisy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with wrong labels that holds out images of every class."""
     folder = tmp_path_factory.mktemp("noisy")
-    for hue in range(3):
-        for seed in range(12):
-            file = folder / "images" / f"{hue}" / f"{seed}.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            draw(seed, hue=hue).save(file)
+    draw_classes(folder / "images", 3, 12)
     words = ["split.by=images", "split.validation=0.2", "noise.rate=0.3", "noise.kind=asymmetric", "epochs=0"]
     changes = [word for setting in (*words, "preprocess.size=24") for word in ("--set", setting)]
     data = f"folder:{folder / 'images'}"
