@@ -35,6 +35,20 @@ _FEWEST_RANDOM = 3
 _MOST_LISTED = 10_000  # combinations of values
 
 
+class _NoLock:
+    """No lock on the file of the studies: that on the folder excludes other processes.
+
+    Optuna's own is a symbolic link, which a killed process leaves behind, and the next one then waits for:
+    half a minute, or without end if the folder is given relative to the current one.
+    """
+
+    def acquire(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        pass
+
+
 @dataclass(frozen=True)
 class Trial:
     """One trial of a search: the settings, and what became of them.
@@ -103,7 +117,8 @@ class Search:
         from optuna.storages.journal import JournalFileBackend
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        storage = JournalStorage(JournalFileBackend(str(self.folder / STUDIES)))
+        backend = JournalFileBackend(str(self.folder / STUDIES), _NoLock())  # type: ignore[arg-type]
+        storage = JournalStorage(backend)
         if self.name not in optuna.get_all_study_names(storage):
             optuna.create_study(storage=storage, study_name=self.name, direction="maximize")
         return optuna.load_study(study_name=self.name, storage=storage)

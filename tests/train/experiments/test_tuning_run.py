@@ -202,7 +202,11 @@ def test_interrupted_search_makes_the_same_choice(finished: Path, hues: Path, tm
     kept = [trial.user_attrs for trial in study(tmp_path, "triplet").trials]
     assert len(kept) == 2
     assert Run(tmp_path / "search/triplet/trial-002/fold-0").has_checkpoint("last")
+    lock = tmp_path / "search.log.lock"
+    lock.symlink_to("search.log")  # as a killed process would leave it if this were Optuna's lock
     ours = search_only(tmp_path, plan(tmp_path, hues))
+    assert lock.is_symlink(), "not waited for until it was broken"
+    lock.unlink()
     assert [trial.user_attrs for trial in study(tmp_path, "triplet").trials[:2]] == kept
     theirs = json.loads((finished / "tune.json").read_text())
     assert without_times({**ours, "messages": None}) == without_times({**theirs, "messages": None})
