@@ -24,6 +24,7 @@ from retrieval.machine.installation import (
     find_problems,
     install_command,
     module_problems,
+    name_problems,
 )
 from retrieval.machine.resources import cores, physical_memory
 from retrieval.text import align_columns, pluralize
@@ -63,6 +64,7 @@ def doctor(as_json: bool) -> int:
     with ThreadPoolExecutor(max_workers=4) as threads:
         trials = list(threads.map(lambda task: _try(*task), _tasks(found, cards, driver)))
     problems = [
+        *name_problems(),
         *_driver_problems(cards),
         *find_problems(found, cards, driver),
         *_trial_problems(found, trials),
@@ -198,7 +200,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
     if not facts["problems"]:
         yield "Nothing is wrong."
     for problem in facts["problems"]:
-        yield f"Wrong: {NAMES.get(problem['module'], 'driver')}: {problem['text']}"
+        yield f"Wrong: {NAMES.get(problem['module'], problem['module']) or 'driver'}: {problem['text']}"
         yield f"  repair: {problem['repair']}"
 
 

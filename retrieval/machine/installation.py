@@ -13,7 +13,7 @@ import shutil
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import Distribution, distributions
+from importlib.metadata import Distribution, distributions, packages_distributions, version
 from pathlib import Path
 
 from retrieval.machine.devices import Gpu
@@ -34,6 +34,7 @@ _CUDA = {
 }
 _CUDA_12 = ("faiss-gpu", "onnxruntime-gpu[cuda,cudnn]<1.27")
 _ROOT = Path(__file__).resolve().parents[2]
+_PACKAGES = ("lookalike", "retrieval", "train", "serve", "export")  # ours
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Problem:
     """Something wrong with the installation.
 
     Attributes:
-        module: Python module that it concerns; "" for the driver.
+        module: Python module that it concerns, which may be a package of ours; "" for the driver.
         text: What is wrong.
         repair: Command that repairs it, or what to do.
     """
@@ -127,6 +128,21 @@ def find_problems(
         driver: Newest CUDA version that the driver supports; `None` without a driver.
     """
     return [problem for module in NAMES for problem in module_problems(module, found, cards, driver)]
+
+
+def name_problems() -> Iterator[Problem]:
+    """Yield the packages of ours that another distribution has, too: both have their files in one folder."""
+    owners = packages_distributions()
+    for package in _PACKAGES:
+        if others := sorted({*owners.get(package, ())} - {"lookalike"}):
+            names = " and ".join(f"{name} {version(name)}" for name in others)
+            text = (
+                f"{names} has a package or module of this name, and may have overwritten files of lookalike"
+            )
+            repair = (
+                f"uninstall {' and '.join(others)}, then install lookalike again; or use two environments"
+            )
+            yield Problem(package, text, repair)
 
 
 def module_problems(

@@ -17,7 +17,14 @@ import pytest
 
 from retrieval.machine import installation
 from retrieval.machine.devices import Gpu
-from retrieval.machine.installation import Build, builds, find_problems, module_problems, versions
+from retrieval.machine.installation import (
+    Build,
+    builds,
+    find_problems,
+    module_problems,
+    name_problems,
+    versions,
+)
 from tests.retrieval.stand_in import WHEELS, compile_driver, install
 
 ROOT = Path(__file__).parents[3]
@@ -193,6 +200,24 @@ def test_versions_name_the_build_that_is_installed(name: str, tmp_path: Path) ->
     install(tmp_path, name)
     found = versions(("onnxruntime", "pillow"), [str(tmp_path)])
     assert found == {"python": platform.python_version(), name: WHEELS[name][0]}
+
+
+def test_distribution_with_a_package_of_ours_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, "faiss-cpu")
+    info = tmp_path / "trainer-2.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: trainer\nVersion: 2.1\n")
+    (info / "RECORD").write_text("train/__init__.py,,1\ntrainer.py,,1\n")
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "__init__.py").touch()
+    (tmp_path / "trainer.py").touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    (problem,) = name_problems()
+    assert problem.module == "train"
+    assert problem.text.startswith("trainer 2.1 has a package")
+    assert "uninstall trainer" in problem.repair
 
 
 def test_nothing_installed(tmp_path: Path) -> None:
