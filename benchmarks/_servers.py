@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 
-COMMAND = ("-m", "retrieval.cli", "serve", "--no-page", "--port", "0", "--deadline", "600")
+COMMAND = ("-m", "lookalike", "serve", "--no-page", "--port", "0", "--deadline", "600")
 GATHERING = ("-m", "benchmarks._servers")
 
 

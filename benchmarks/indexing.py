@@ -151,7 +151,7 @@ def untrained(folder: Path) -> Path:
     words += ["--set", "model.backbone=resnet18", "--set", "preprocess.size=224"]
     export = ["export", str(folder / "run"), "--out", str(folder / "model.onnx"), "--data", "noise"]
     for command in (words, export):
-        subprocess.run([sys.executable, "-m", "retrieval.cli", *command], check=True, capture_output=True)
+        subprocess.run([sys.executable, "-m", "lookalike", *command], check=True, capture_output=True)
     return folder / "model.onnx"
 
 

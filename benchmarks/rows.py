@@ -262,7 +262,7 @@ def _eager(pixels: list[np.ndarray]) -> Work:
 def start(*_: Any) -> Iterator[Pair | Absent]:
     """CPU time of whole processes, against half a second."""
     for words in (["--help"], ["search", "--help"], ["train", "--help"]):
-        command = [sys.executable, "-m", "retrieval.cli", *words]
+        command = [sys.executable, "-m", "lookalike", *words]
         ours = partial(subprocess.run, command, stdout=subprocess.DEVNULL, check=True)
         yield Pair(f"lookalike {' '.join(words)}", "half a second", ours, 0.5, 1, _used_by_children)
 

@@ -9,8 +9,8 @@ import time
 
 COMMANDS = {
     "python -c pass": ["-c", "pass"],
-    "lookalike --help": ["-m", "retrieval.cli", "--help"],
-    "lookalike search --help": ["-m", "retrieval.cli", "search", "--help"],
+    "lookalike --help": ["-m", "lookalike", "--help"],
+    "lookalike search --help": ["-m", "lookalike", "search", "--help"],
 }
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from playwright.sync_api import sync_playwright
 
 from export.pretrained import PretrainedBackbone, export_backbone
-from retrieval import Embedder
+from lookalike import Embedder
 from retrieval.evaluation.report import Report
 
 BACKBONE = PretrainedBackbone("timm", "tf_efficientnet_lite0", weights="lite0")

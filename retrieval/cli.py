@@ -12,14 +12,12 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
 from types import FrameType
 from typing import Any, cast
 
 import click
 
-from retrieval.errors import InputError, LookalikeError, describe_os_error
+from retrieval.errors import LookalikeError, describe_os_error
 from retrieval.machine.extras import missing_extra
 from retrieval.old_names import renew
 from retrieval.text import printable, printable_lines
@@ -107,9 +105,6 @@ TOPICS = {
 }
 COMMANDS = {name: place for commands in TOPICS.values() for name, place in commands.items()}
 
-# Packages that the commands of a package import, besides retrieval.
-_IMPORTS = {"train": ("train",), "export": ("export", "train"), "serve": ("serve",)}
-
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 
 
@@ -166,30 +161,10 @@ def load_command(place: str) -> click.Command:
     """Import a command of any package by its location, "module:attribute".
 
     Raises:
-        InputError: Another file shadows its package.
         ModuleNotFoundError: The packages that it needs are not installed.
     """
     module, attribute = place.split(":")
-    for package in _IMPORTS.get(module.partition(".")[0], ()):
-        _check_not_shadowed(package)
     return cast(click.Command, getattr(import_module(module), attribute))
-
-
-def _check_not_shadowed(package: str) -> None:
-    """Raise an error if `package` is not ours but, for example, a train.py in the working folder.
-
-    With `python -m` the working folder comes first on the import path; with the console script it is not on
-    the path. Only the location is looked up; nothing is imported.
-    """
-    spec = find_spec(package)
-    if spec is None:
-        return
-    found = spec.origin or next(iter(spec.submodule_search_locations or ()), "")  # a folder has no origin
-    if found and Path(found).resolve() != Path(__file__).resolve().parents[1] / package / "__init__.py":
-        raise InputError(
-            f"{found}: shadows the package {package!r} of Lookalike; rename it, or use the console script: "
-            "`lookalike ...` or `torchrun --no-python lookalike ...`"
-        )
 
 
 @click.group(
@@ -330,5 +305,7 @@ def print_result(result: Any, as_json: bool, text: str | Sequence[str], *, inden
     click.echo(json.dumps(result, indent=indent) if as_json else lines)
 
 
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__":  # the former name of `python -m lookalike`
+    from runpy import run_module
+
+    run_module("lookalike", run_name="__main__")

@@ -1,6 +1,6 @@
 """Python client of a Lookalike server.
 
-    from serve.client import Client
+    from lookalike import Client
 
     with Client("https://search.example.com", token="...") as client:
         for hit in client.search("query.jpg", k=5, where="price < 30"):

@@ -140,7 +140,7 @@ def quick(tmp_path: Path) -> Iterator[Path]:
 
 def lookalike(*words: str, code: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run the command in a new process and check its exit code."""
-    command = [sys.executable, "-m", "retrieval.cli", *words]
+    command = [sys.executable, "-m", "lookalike", *words]
     done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300, check=False)
     assert done.returncode == code, f"{words} exited with {done.returncode}:\n{done.stdout}\n{done.stderr}"
     return done

@@ -19,6 +19,7 @@ PACKAGES = {
     "train": {"retrieval"},
     "serve": {"retrieval"},
     "export": {"train", "retrieval"},
+    "lookalike": {"retrieval", "train", "serve", "export"},
 }
 # The rooms of each package, from the ground up. A module imports from its own room and from lower floors.
 FLOORS = {
@@ -74,6 +75,7 @@ FLOORS = {
         "open_clip_pair pretrained published_pair transformers_pair",
         "commands",
     ),
+    "lookalike": ("own_packages", "__main__"),
 }
 
 # File names that stand in three rooms or more, since the rooms are layers over one and the same thing.
@@ -198,11 +200,11 @@ def test_html_is_in_templates() -> None:
     assert not {module for module, file in MODULES.items() if any(map(HTML.search, strings(file)))}
 
 
-def modules_after(statement: str) -> set[str]:
-    """The top-level modules loaded by a statement in a fresh interpreter."""
+def modules_after(statement: str, *options: str) -> set[str]:
+    """The top-level modules loaded by a statement in a fresh interpreter with these options."""
     program = f"import sys; {statement}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+        [sys.executable, *options, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
     )
     return set(done.stdout.split())
 
@@ -210,6 +212,16 @@ def modules_after(statement: str) -> set[str]:
 def test_runtime_needs_no_torch() -> None:
     everything = "import retrieval, serve; from retrieval import Embedder, Gallery, load_image, metrics"
     assert not {"torch", "torchvision", "onnx", "sklearn"} & modules_after(everything)
+
+
+def test_door_is_open_in_milliseconds() -> None:
+    """`import lookalike` loads none of the packages behind it; only losses need torch."""
+    assert not {*PACKAGES, "torch", "numpy", "pathlib"} - {"lookalike"} & modules_after(
+        "import lookalike", "-S"
+    )
+    assert "torch" not in modules_after(
+        "import lookalike; [getattr(lookalike, n) for n in dir(lookalike) if n != 'losses']"
+    )
 
 
 def test_layers_without_labels_need_no_torch() -> None:

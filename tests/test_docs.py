@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
@@ -13,8 +13,9 @@ from train import losses
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PACKAGES = "retrieval|train|serve|export|recipes|tests|benchmarks"
-FOLDERS = re.compile(rf"(?:{PACKAGES}|docs|deploy)/[\w./*-]*")
-NAMES = re.compile(rf"(?:{PACKAGES})(?:\.\w+)+")
+FOLDERS = re.compile(rf"(?:{PACKAGES}|lookalike|docs|deploy)/[\w./*-]*")
+# Other names with `lookalike.` are those of metadata and of entry points.
+NAMES = re.compile(rf"(?:{PACKAGES}|lookalike\.(?:[A-Z]\w+|losses|metrics|datasets))(?:\.\w+)*")
 
 
 def code(page: Path) -> set[str]:
@@ -25,11 +26,13 @@ def code(page: Path) -> set[str]:
 
 def exists(name: str) -> bool:
     """Return whether a dotted name is a module, or an attribute of one."""
-    module, _, attribute = name.rpartition(".")
     path = ROOT / name.replace(".", "/")
     if path.is_dir() or path.with_suffix(".py").is_file():
         return True
-    return bool(module) and exists(module) and hasattr(import_module(module), attribute)
+    try:
+        return resolve_name(name) is not None
+    except (ImportError, AttributeError):
+        return False
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

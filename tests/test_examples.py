@@ -18,7 +18,7 @@ from retrieval.errors import InputError
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "deploy/README.md")]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
-COMMAND = re.compile(r"(?<![\w.-])(?<!--entrypoint )lookalike [a-z][^`]*?(?=   +[#(]|$|`)")
+COMMAND = re.compile(r"(?<![\w.-])(?<!--entrypoint )lookalike (?!import )[a-z][^`]*?(?=   +[#(]|$|`)")
 INCOMPLETE = (click.MissingParameter, click.BadOptionUsage, click.exceptions.NoArgsIsHelpError)
 OPEN = re.compile(r"\.\.\.(?=$|\s)|…|\bCOMMAND\b")  # a command that is only begun
 

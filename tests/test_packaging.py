@@ -29,7 +29,7 @@ from tests.retrieval.stand_in import install
 ROOT = Path(__file__).parents[1]
 UV = Path(sys.executable).with_name("uv")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-PACKAGES = ("retrieval", "train", "serve", "export", "recipes")
+PACKAGES = ("lookalike", "retrieval", "train", "serve", "export", "recipes")
 CLEAN = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
 LOCKS = {"search": ["cpu"], "standard": ["cpu", "standard"], "dev": ["cpu", "train", "test"]}
 NO_NETWORK = ("error sending request", "dns error", "offline")

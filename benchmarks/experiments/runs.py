@@ -65,7 +65,7 @@ def run(job: Job, data: Path) -> int:
     """Run or resume a job in the folder of the data; return the exit status."""
     words = job.arguments()
     print(f"(cd {data} && {shlex.join(['lookalike', *words])})", flush=True)
-    return subprocess.run([sys.executable, "-m", "retrieval.cli", *words], cwd=data, check=False).returncode
+    return subprocess.run([sys.executable, "-m", "lookalike", *words], cwd=data, check=False).returncode
 
 
 def _write_yaml(file: Path, values: Mapping[str, Any]) -> None:

@@ -92,7 +92,7 @@ def lookalike(*arguments: str, check: bool = True) -> subprocess.Popen[str]:
         arguments: Arguments of `lookalike`.
         check: Wait for its end and raise an error with its last lines if it fails.
     """
-    command = [sys.executable, "-m", "retrieval.cli", *arguments]
+    command = [sys.executable, "-m", "lookalike", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if check:
         output, _ = process.communicate()

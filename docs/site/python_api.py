@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from importlib import import_module
 from inspect import formatannotation
+from pkgutil import resolve_name
 
 from pydantic import BaseModel
 
 # What scripts import, and what for.
 MODULES = {
-    "retrieval": "Embed images, build and search galleries",
-    "retrieval.metrics": "Measure embeddings",
-    "train.losses": "Losses for any training loop",
-    "train.data": "Data sets",
-    "serve.client": "Client of a server",
+    "lookalike": "Embed images, build and search galleries",
+    "lookalike.metrics": "Measure embeddings",
+    "lookalike.losses": "Losses for any training loop",
+    "lookalike.datasets": "Data sets",
+    "serve.client": "Client of a server, and its answers",
 }
 
 
@@ -24,7 +24,7 @@ def pages() -> dict[str, str]:
     introduction = [
         "# Python",
         "",
-        "What scripts import; these names are meant to stay. `retrieval` and `serve.client` need no torch.",
+        "What scripts import; these names are meant to stay. only `lookalike.losses` needs torch.",
         "",
         "| module | for |",
         "|---|---|",
@@ -37,7 +37,7 @@ def pages() -> dict[str, str]:
 
 def _page(name: str, what: str) -> str:
     """Return the page of a module: its docstring, then each public name."""
-    module = import_module(name)
+    module = resolve_name(name)
     public = [one for one in module.__all__ if f"{name}.{one}" not in MODULES]
     parts = [
         f"# {name}",

@@ -170,19 +170,6 @@ def test_debug_shows_the_traceback() -> None:
     assert "Traceback" in lookalike("search", "nowhere", "x.png", "--debug", code=2).stderr
 
 
-@pytest.mark.parametrize("shadow", ["train.py", "train/__init__.py"])
-@pytest.mark.parametrize("command", ["losses", "export"])
-def test_file_that_shadows_a_package_is_named(tmp_path: Path, shadow: str, command: str) -> None:
-    (tmp_path / shadow).parent.mkdir(exist_ok=True)
-    (tmp_path / shadow).write_text("raise SystemExit('the wrong train')")
-    shown = lookalike(command, "--help", code=2, cwd=tmp_path).stderr
-    assert len(shown.splitlines()) == 1
-    assert str(tmp_path / shadow) in shown
-    assert "rename it" in shown
-    assert "torchrun --no-python lookalike" in shown
-    lookalike("index", "--help", cwd=tmp_path)  # does not import train
-
-
 def test_console_script_ignores_files_of_the_working_folder(tmp_path: Path) -> None:
     for package in ("train", "serve", "export", "retrieval"):
         (tmp_path / f"{package}.py").write_text("raise SystemExit('the wrong package')")
@@ -200,7 +187,7 @@ def test_console_script_ignores_files_of_the_working_folder(tmp_path: Path) -> N
 
 def test_interrupted_training_can_be_resumed(shop: Path, tmp_path: Path) -> None:
     settings = ["--set", "epochs=40", "--set", "preprocess.size=16", "--set", "split.validation=0.0"]
-    command = [sys.executable, "-m", "retrieval.cli", "train", "--recipe", "scratch"]
+    command = [sys.executable, "-m", "lookalike", "train", "--recipe", "scratch"]
     command += ["--data", f"folder:{shop}", "--out", "run"]
     pipes = {"stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([*command, *settings], cwd=tmp_path, **pipes) as process:

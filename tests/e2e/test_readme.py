@@ -49,7 +49,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def programs(*, for_the_client: bool) -> list[str]:
-    return [block for block in blocks("python") if ("serve.client" in block) == for_the_client]
+    return [block for block in blocks("python") if ("import Client" in block) == for_the_client]
 
 
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:

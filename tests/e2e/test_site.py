@@ -11,8 +11,8 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 
 import click
 import pytest
@@ -111,7 +111,7 @@ def test_every_part_of_a_loss_has_a_page_with_formula_use_and_settings(site: Pat
 def test_every_public_name_is_described(site: Path) -> None:
     number = 0
     for page in (site / "python").iterdir():
-        module = import_module(page.stem)
+        module = resolve_name(page.stem)
         text = page.read_text()
         names = [name for name in module.__all__ if not inspect.ismodule(getattr(module, name))]
         assert not [name for name in names if f'id="{page.stem}.{name}"' not in text], page.stem
@@ -148,7 +148,7 @@ def test_pages_are_readable_and_searched_without_other_hosts(address: str, brows
     problems: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
-    for name in ("losses/loss/sct", "python/train.data"):
+    for name in ("losses/loss/sct", "python/lookalike.datasets"):
         page.goto(f"{address}/{name}.html")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         for scheme in ("light", "dark"):

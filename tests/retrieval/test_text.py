@@ -53,7 +53,7 @@ def test_everything_is_printed_through_two_modules() -> None:
     printing = re.compile(r"^ *(click\.echo|click\.secho|print|sys\.std(out|err)\.write)\(", re.MULTILINE)
     found = {
         file.relative_to(ROOT).as_posix()
-        for package in ("retrieval", "train", "export", "serve")
+        for package in ("lookalike", "retrieval", "train", "export", "serve")
         for file in (ROOT / package).rglob("*.py")
         if printing.search(file.read_text())
     }

@@ -22,7 +22,7 @@ from pathlib import Path
 from retrieval.cli import main
 
 ROOT = Path(__file__).parents[2]
-SERVE = [sys.executable, "-m", "retrieval.cli", "serve"]
+SERVE = [sys.executable, "-m", "lookalike", "serve"]
 APP = [sys.executable, str(ROOT / "app.py")]
 
 

@@ -26,6 +26,7 @@ from retrieval.errors import LookalikeError
 
 _T = TypeVar("_T")
 _SLOW_IMPORTS = ("timm", "sklearn.linear_model")  # imported late, where they are needed
+_OURS = "lookalike.__main__"  # finds our packages where others have their names
 _COMPILER = "torch._dynamo"  # imported at the first step of every optimizer, for 1.4 seconds
 
 
@@ -51,7 +52,7 @@ def run_isolated(function: Callable[..., _T], *arguments: Any) -> _T:
     context = multiprocessing.get_context("forkserver")
     used = [name for name in _SLOW_IMPORTS if name in sys.modules]
     # Without effect once the server runs.
-    context.set_forkserver_preload([function.__module__, _COMPILER, *used])
+    context.set_forkserver_preload([_OURS, function.__module__, _COMPILER, *used])
     pool = ProcessPoolExecutor(1, context, _prepare, (dict(os.environ), torch.get_num_threads()))
     with _passing_on_signals(pool) as received, pool:
         with _main_module_hidden():

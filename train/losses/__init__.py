@@ -1,6 +1,6 @@
 """Losses, sources of negatives, miners and regularizers, freely combinable by a specification.
 
-    from train import losses
+    from lookalike import losses
     loss = losses.build({"name": "triplet", "negatives": "optimal", "margin": 0.2})
     value = loss(embeddings, labels)
 
@@ -24,5 +24,6 @@ from train.losses.builder import build, describe, names
 from train.losses.distributed import gather, gather_constant
 from train.losses.objective import Objective
 from train.losses.pair_weights import pair_weights
+from train.losses.pml import PMLCall
 
-__all__ = ["Objective", "build", "describe", "gather", "gather_constant", "names", "pair_weights"]
+__all__ = ["Objective", "PMLCall", "build", "describe", "gather", "gather_constant", "names", "pair_weights"]

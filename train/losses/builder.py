@@ -69,7 +69,7 @@ def build(
 
     Example:
         >>> import torch
-        >>> from train import losses
+        >>> from lookalike import losses
         >>> loss = losses.build({"name": "triplet", "negatives": "optimal", "margin": 0.2})
         >>> x = torch.eye(4).requires_grad_()
         >>> value = loss(x, torch.tensor([0, 0, 1, 1]))  # orthogonal samples, pairs 90 degrees apart
@@ -236,7 +236,7 @@ def names(kind: str = "loss") -> Names:
         kind: Loss, negatives, mining or regularizer.
 
     Example:
-        >>> from train import losses
+        >>> from lookalike import losses
         >>> "triplet" in losses.names()
         True
         >>> losses.names()["n-pair"].negatives

@@ -30,7 +30,7 @@ def pair_weights(loss: Objective, similarities: Tensor, labels: Tensor, *, dim: 
 
     Example:
         >>> import torch
-        >>> from train import losses
+        >>> from lookalike import losses
         >>> s = torch.tensor([[1.0, 0.2, 0.7], [0.2, 1.0, 0.1], [0.7, 0.1, 1.0]])
         >>> losses.pair_weights(losses.build({"name": "contrastive"}), s, torch.tensor([0, 0, 1]))
         tensor([[0., 1., 1.],

@@ -205,7 +205,7 @@ def test_list_from_stdin(photos: Path, tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "retrieval.cli",
+        "lookalike",
         "index",
         "build",
         "g",

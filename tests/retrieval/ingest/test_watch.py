@@ -52,7 +52,7 @@ class Watching:
             *options,
         ]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "retrieval.cli", *words],
+            [sys.executable, "-m", "lookalike", *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -22,7 +22,7 @@ from tests.conftest import lookalike_here
 
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-PACKAGES = ("retrieval", "train", "serve", "export")
+PACKAGES = ("lookalike", "retrieval", "train", "serve", "export")
 WITHOUT_EXTRA = {"pytorch_metric_learning"}  # losses "pml:": train/losses/pml.py names the package itself
 
 

@@ -166,7 +166,7 @@ def test_hub(small_model: ModelProto, tmp_path: Path) -> None:
     with HubServer().running() as server:
         server.files["models", "me/shop"] = {"model.onnx": data, "config.json": json.dumps(facts).encode()}
         done = subprocess.run(
-            [sys.executable, "-m", "retrieval.cli", "hub", "pull", "me/shop", "--out", str(out)],
+            [sys.executable, "-m", "lookalike", "hub", "pull", "me/shop", "--out", str(out)],
             env={**os.environ, **server.environment(tmp_path)},
             capture_output=True,
             text=True,

@@ -90,7 +90,7 @@ def is_computing(process: subprocess.Popen[str]) -> bool:
 
 def ends(words: list[str], number: int, **variables: str) -> subprocess.CompletedProcess[str]:
     """Start the command, send it a signal while the model computes, and return how it ended."""
-    command = [sys.executable, "-m", "retrieval.cli", *words]
+    command = [sys.executable, "-m", "lookalike", *words]
     environment = {**os.environ, **variables, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE

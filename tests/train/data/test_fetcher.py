@@ -310,7 +310,7 @@ def test_existing_files_are_not_overwritten(server: Server, birds: Archive, tmp_
 
 
 def test_two_processes_at_once(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "retrieval.cli", "datasets", "fetch", "digits", "--root", str(tmp_path)]
+    words = [sys.executable, "-m", "lookalike", "datasets", "fetch", "digits", "--root", str(tmp_path)]
     both = [subprocess.Popen(words, cwd=ROOT) for _ in range(2)]
     assert [child.wait(60) for child in both] == [0, 0]
     assert len(data.load(f"digits:{tmp_path}").train) == 901
