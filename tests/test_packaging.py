@@ -107,7 +107,7 @@ def test_distributions_have_every_file_of_the_packages_and_no_test(built: Path) 
 def test_base_installation_lacks_what_it_does_not_need(environment: Path) -> None:
     (packages,) = environment.glob("lib/python*/site-packages")
     names = {canonicalize_name(found.name) for found in Distribution.discover(path=[str(packages)])}
-    absent = {"gradio", "pandas", "matplotlib", "scikit-learn", "torch", "onnx", "timm", "pyyaml"}
+    absent = {"gradio", "pandas", "matplotlib", "scikit-learn", "torch", "onnx", "timm", "pyyaml", "scipy"}
     assert not names & absent
     assert {name for name in names if name.startswith(("faiss", "onnxruntime"))} == {
         "faiss-cpu",

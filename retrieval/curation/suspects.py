@@ -21,7 +21,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.sparse import csr_array
 
 from retrieval.errors import InputError
 from retrieval.galleries.searchable import Item, SearchableGallery
@@ -275,8 +274,11 @@ class _ClassMeans:
     """
 
     def __init__(self, vectors: np.ndarray, codes: np.ndarray, count: int) -> None:
-        members = csr_array((np.ones(len(codes)), (codes, np.arange(len(codes)))), (count, len(codes)))
-        self._sums = np.asarray(members @ vectors, np.float64)
+        self._sums = np.zeros((count, vectors.shape[1]))
+        order = np.argsort(codes, kind="stable")
+        present, starts = np.unique(codes[order], return_index=True)
+        for code, rows in zip(present, np.split(order, starts[1:]), strict=True):
+            self._sums[code] = vectors[rows].sum(0, np.float64)
 
     def lead(self, vectors: np.ndarray, member: np.ndarray, own: np.ndarray, best: np.ndarray) -> np.ndarray:
         """Return the `lead` of members of classes with several ones, float64 [m].

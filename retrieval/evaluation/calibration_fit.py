@@ -40,6 +40,8 @@ _BATCH = 256  # queries of one search
 _MOST = 2048  # hits of a search that looks beyond the class of its query
 _RIDGE = 1.0  # on the weights of standardized features, for small galleries
 _CEILING_RIDGE, _CEILING_START = 0.05, 2.0  # of the logit of the ceiling
+_FLAT = 1e-9  # gradient for each hit at which the fit ends
+_NO_PROGRESS = 1e9  # damping at which steps are too short to change anything
 _LEAST = 20  # right hits, and wrong ones
 COPIES = 1.0  # weight of queries whose picture is in the gallery, half of them changed, to that of the others
 _FARTHEST = 0.8  # square of the lowest cosine of a changed copy
@@ -386,26 +388,38 @@ class Curve:
 
 
 def fit(hits: JudgedHits) -> Curve:
-    """Fit the regression by maximum likelihood, with a ridge penalty on standardized weights."""
-    from scipy.optimize import minimize  # slow to import
+    """Fit the regression by maximum likelihood, with a ridge penalty on standardized weights.
 
+    By Fisher scoring, with the damping of Levenberg and Marquardt, since the likelihood is not concave.
+    """
     x, y, w = hits.features, hits.right.astype(np.float64), hits.weights
     mean = np.average(x, axis=0, weights=w)
     scale = np.sqrt(np.average((x - mean) ** 2, axis=0, weights=w)) + 1e-12
     design = np.column_stack([(x - mean) / scale, np.ones(len(x))])
     ridge = np.array([_RIDGE] * x.shape[1] + [0.0, _CEILING_RIDGE])
 
-    def loss(beta: np.ndarray) -> tuple[float, np.ndarray]:
+    def loss(beta: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        """Return the loss, its gradient [k] and the information [k, k]."""
         top, curve = (logistic(values) for values in (beta[-1], design @ beta[:-1]))
         p = np.clip(top * curve, 1e-12, 1 - 1e-12)
         likelihood = w @ (y * np.log(p) + (1 - y) * np.log1p(-p))
-        slope = w * (y - p) / (1 - p)  # of the log-likelihood, by the logarithm of p
-        gradient = np.append(design.T @ (slope * (1 - curve)), slope.sum() * (1 - top))
-        return 0.5 * float(ridge @ beta**2) - likelihood, ridge * beta - gradient
+        slopes = np.column_stack([design * (1 - curve)[:, None], np.full(len(p), 1 - top)])  # of log p
+        gradient = ridge * beta - slopes.T @ (w * (y - p) / (1 - p))
+        information = slopes.T @ (slopes * (w * p / (1 - p))[:, None]) + np.diag(ridge)
+        return 0.5 * float(ridge @ beta**2) - likelihood, gradient, information
 
     share = np.clip(np.average(y, weights=w), 1e-6, 1 - 1e-6)
-    start = np.array([0.0] * x.shape[1] + [np.log(share / (1 - share)), _CEILING_START])
-    beta = minimize(loss, start, jac=True, method="BFGS").x
+    beta = np.array([0.0] * x.shape[1] + [np.log(share / (1 - share)), _CEILING_START])
+    value, gradient, information = loss(beta)
+    damping = 1e-3
+    while damping < _NO_PROGRESS and np.abs(gradient).max() > _FLAT * len(x):
+        step = np.linalg.solve(information + damping * np.diag(np.diag(information)), gradient)
+        tried = loss(beta - step)
+        if tried[0] < value:
+            beta, (value, gradient, information) = beta - step, tried
+            damping /= 10
+        else:
+            damping *= 10
     weights = beta[:-2] / scale
     return Curve(weights, float(beta[-2] - weights @ mean), float(logistic(beta[-1])))
 

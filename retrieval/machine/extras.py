@@ -19,7 +19,17 @@ _MODULES = {
     "ray": {"ray"},
     "reports": {"fontTools", "matplotlib", "mpl_toolkits", "openTSNE", "sklearn", "threadpoolctl"},
     "text": {"tokenizers"},
-    "train": {"onnx", "onnxscript", "safetensors", "tensorboard", "timm", "torch", "torchvision", "yaml"},
+    "train": {
+        "onnx",
+        "onnxscript",
+        "safetensors",
+        "scipy",
+        "tensorboard",
+        "timm",
+        "torch",
+        "torchvision",
+        "yaml",
+    },
     "tune": {"optuna"},
     "wandb": {"wandb"},
 }

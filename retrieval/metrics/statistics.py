@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from retrieval.metrics.distributions import coin_tail, normal_cdf, t_power, t_quantile, t_tail
 
 RESAMPLES = 1000
 LEAST_CLASSES = 8  # with fewer, an interval over classes covers less than it says
@@ -16,7 +17,6 @@ MOST_SEEDS = 10_000  # `seeds_for_half` stops here
 _LEVEL, _POWER = 0.05, 0.8  # of the test that `seeds_for_half` plans
 _NO_SPREAD = 1e-12  # differences of shares that are equal up to rounding
 _LARGEST_EFFECT = 40.0  # beyond it two pairs are enough
-_FAR = 8.0  # shift of the noncentral t beyond which its other tail is below 1e-14, and nan in SciPy
 _BLOCK = 1 << 21  # queries drawn at once
 
 
@@ -138,10 +138,7 @@ def class_intervals(values: np.ndarray, classes: np.ndarray) -> np.ndarray | Non
 
 def _expanded_level(count: int) -> float:
     """Return the level of the percentile that replaces 0.025 for so many resampled units, two or more."""
-    from scipy import special  # slow to import
-
-    reach = -float(special.stdtrit(count - 1, _LEVEL / 2)) * math.sqrt(count / (count - 1))
-    return float(special.ndtr(-reach))
+    return normal_cdf(-t_quantile(_LEVEL / 2, count - 1) * math.sqrt(count / (count - 1)))
 
 
 def wilson_interval(right: int, count: int) -> tuple[float, float]:
@@ -166,13 +163,11 @@ def mcnemar_by_class(ours: np.ndarray, theirs: np.ndarray, classes: np.ndarray) 
     Returns:
         p of each class, float64 [classes]; 1 where the models do not differ.
     """
-    from scipy import stats  # slow to import
-
     count = int(classes.max()) + 1
     only_ours = np.bincount(classes, ours & ~theirs, count)
     only_theirs = np.bincount(classes, theirs & ~ours, count)
-    tails = stats.binom.cdf(np.minimum(only_ours, only_theirs), only_ours + only_theirs, 0.5)
-    return np.array(holm(np.minimum(1, 2 * tails).tolist()))
+    pairs = zip(only_ours.astype(int).tolist(), only_theirs.astype(int).tolist(), strict=True)
+    return np.array(holm([_coin_test(*pair) for pair in pairs]))
 
 
 def summarize(values: Sequence[float]) -> Summary:
@@ -180,10 +175,8 @@ def summarize(values: Sequence[float]) -> Summary:
     n, mean = len(values), float(np.mean(values))
     if n < 2:
         return Summary(n, mean, None, None, None)
-    from scipy import stats  # slow to import
-
     std = float(np.std(values, ddof=1))
-    half = float(stats.t.ppf(0.975, n - 1)) * std / math.sqrt(n)
+    half = t_quantile(_LEVEL / 2, n - 1) * std / math.sqrt(n)
     return Summary(n, mean, std, mean - half, mean + half)
 
 
@@ -199,11 +192,9 @@ def paired(ours: Sequence[float], theirs: Sequence[float]) -> Paired:
     std = float(differences.std(ddof=1)) if n > 1 else 0.0
     if std < _NO_SPREAD:
         return Paired(n, mean)
-    from scipy import stats  # slow to import
-
     error = std / math.sqrt(n)
-    t, half = mean / error, float(stats.t.ppf(0.975, n - 1)) * error
-    p = float(2 * stats.t.sf(abs(t), n - 1))
+    t, half = mean / error, t_quantile(_LEVEL / 2, n - 1) * error
+    p = 2 * t_tail(abs(t), n - 1)
     needed = None if abs(mean) < _NO_SPREAD else pairs_for_effect(mean / 2 / std)
     return Paired(n, mean, mean - half, mean + half, t, p, needed)
 
@@ -219,14 +210,10 @@ def pairs_for_effect(effect: float) -> int:
     Returns:
         The number of pairs, at least 2 and at most `MOST_SEEDS`.
     """
-    from scipy import stats  # slow to import
-
     effect = min(abs(effect), _LARGEST_EFFECT)
 
     def is_enough(n: int) -> bool:
-        critical, shift = stats.t.isf(_LEVEL / 2, n - 1), effect * math.sqrt(n)
-        other_tail = stats.nct.cdf(-critical, n - 1, shift) if shift < _FAR else 0.0
-        return bool(stats.nct.sf(critical, n - 1, shift) + other_tail >= _POWER)
+        return t_power(_LEVEL, n - 1, effect * math.sqrt(n)) >= _POWER
 
     return bisect_left(range(MOST_SEEDS), True, lo=2, key=is_enough)
 
@@ -254,12 +241,11 @@ def welch(ours: Sequence[float], theirs: Sequence[float]) -> Welch | None:
     """
     if min(len(ours), len(theirs)) < 2 or len(set(ours)) == len(set(theirs)) == 1:
         return None
-    from scipy import stats  # slow to import
-
-    with warnings.catch_warnings():  # scipy warns if one side is constant; the test holds all the same
-        warnings.simplefilter("ignore", RuntimeWarning)
-        found = stats.ttest_ind(ours, theirs, equal_var=False)
-    return Welch(float(found.statistic), float(found.df), float(found.pvalue))
+    errors = [float(np.var(side, ddof=1)) / len(side) for side in (ours, theirs)]  # squared
+    t = float(np.mean(ours) - np.mean(theirs)) / math.sqrt(sum(errors))
+    freedom = sum(e * e / (len(side) - 1) for e, side in zip(errors, (ours, theirs), strict=True))
+    df = sum(errors) ** 2 / freedom
+    return Welch(t, df, 2 * t_tail(abs(t), df))
 
 
 def mcnemar(ours: np.ndarray, theirs: np.ndarray) -> McNemar:
@@ -268,8 +254,9 @@ def mcnemar(ours: np.ndarray, theirs: np.ndarray) -> McNemar:
     If the models never differ, p is 1.
     """
     only_ours, only_theirs = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
-    from scipy import stats  # slow to import
+    return McNemar(only_ours, only_theirs, _coin_test(only_ours, only_theirs))
 
-    differ = only_ours + only_theirs
-    p = float(stats.binomtest(only_ours, differ, 0.5).pvalue) if differ else 1.0
-    return McNemar(only_ours, only_theirs, p)
+
+def _coin_test(heads: int, tails: int) -> float:
+    """Return the two-sided p-value of the hypothesis that a coin is fair."""
+    return min(1.0, 2 * coin_tail(min(heads, tails), heads + tails))

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from retrieval import Gallery, InputError, LookalikeError
 from retrieval.curation import duplicates, near_pairs
@@ -70,6 +72,21 @@ def one_by_one(vectors: np.ndarray, min_score: float) -> set[frozenset[int]]:
                 for member in group[i]:
                     group[member] = group[i]
     return {frozenset(members) for members in group.values() if len(members) > 1}
+
+
+@given(st.integers(1, 60), st.lists(st.tuples(st.integers(0, 59), st.integers(0, 59)), max_size=80))
+def test_components_equal_scipy(count: int, pairs: list[tuple[int, int]]) -> None:
+    """With pairs that are joined at once, and one after the other."""
+    ends = np.array(pairs, np.int64).reshape(-1, 2).T % count
+    graph = coo_array((np.ones(ends.shape[1]), ends), (count, count))
+    of = connected_components(graph, directed=False)[1]
+    expected = sorted(group for n in range(count) if len(group := np.flatnonzero(of == n).tolist()) > 1)
+    for steps in (1, max(1, ends.shape[1])):
+        components = near_pairs.Components(count)
+        for a, b in np.array_split(ends, steps, axis=1):
+            components.join(a, b)
+            components.connected()
+        assert sorted(part.tolist() for part in components.connected()) == expected
 
 
 @settings(max_examples=15)

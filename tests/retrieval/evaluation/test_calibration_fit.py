@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.optimize import minimize
+from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
 from retrieval import Gallery
@@ -101,6 +103,23 @@ def test_regression_agrees_with_scikit_learn_and_finds_a_ceiling() -> None:
     np.testing.assert_allclose(found(x), peer.predict_proba(x)[:, 1], atol=0.02)
     capped = fit(hits_of(x, random.random(len(x)) < 0.6 * curve))
     assert capped.ceiling == pytest.approx(0.6, abs=0.05)
+
+
+def test_regression_equals_a_minimum_of_scipy(gallery: Gallery) -> None:
+    """With weights, a ceiling and the ridge; by BFGS without gradients, in other variables."""
+    hits = judged_hits(gallery).with_absent(0.4)
+    x, y, w = hits.features, hits.right, hits.weights
+    mean = np.average(x, axis=0, weights=w)
+    z = (x - mean) / np.sqrt(np.average((x - mean) ** 2, axis=0, weights=w))
+
+    def loss(beta: np.ndarray) -> float:
+        p = expit(beta[7]) * expit(z @ beta[:6] + beta[6])
+        penalty = (beta[:6] ** 2).sum() / 2 + 0.05 * beta[7] ** 2 / 2
+        return float(penalty - w @ np.log(np.where(y, p, 1 - p)))
+
+    best = minimize(loss, [0] * 6 + [-1, 1.5], method="BFGS", options={"gtol": 1e-3}).x
+    expected = expit(best[7]) * expit(z @ best[:6] + best[6])
+    np.testing.assert_allclose(fit(hits)(x), expected, atol=2e-4)
 
 
 def test_judged_hits_by_brute_force(gallery: Gallery) -> None:
