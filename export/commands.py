@@ -9,8 +9,10 @@ import click
 
 from retrieval.cli import json_option, print_next, print_result, print_status
 from retrieval.commands.device_options import runtime_options
+from retrieval.errors import LookalikeError
 from retrieval.model.licenses import license_notice
 from retrieval.model.runtime import Runtime
+from retrieval.plugins import plugin_names
 
 _BACKBONES = ("timm", "torchvision")
 _PAIRS = ("open-clip", "transformers", "hub")
@@ -34,6 +36,8 @@ def _read_source(ctx: click.Context, option: click.Parameter, text: str | None) 
     library, colon, name = text.partition(":")
     if not colon:  # as in model.backbone
         return "torchvision", text
+    if library in plugin_names("embedders"):
+        return library, name
     if library not in (*_BACKBONES, *_PAIRS) or not name:
         known = ", ".join(f"{one}:NAME" for one in (*_BACKBONES, *_PAIRS))
         raise click.BadParameter(f"expected one of {known}, got {text!r}")
@@ -138,6 +142,7 @@ def export(
                                            yours: ARCH:FILE, hf-hub:USER/NAME, local-dir:DIR
       transformers:NAME, transformers:DIR  a pair of transformers: CLIP, SigLIP, SigLIP 2
       hub:USER/NAME, hub:DIR               encoders published as ONNX, as by immich or onnx-community
+      NAME:ARGUMENT                        an embedder of a plug-in (docs/plugins.md); the file names it
 
     A pretrained backbone is exported as it is: the embedding is the one that its library
     publishes (attention pool of SigLIP, projection of CLIP, class token of DINOv2, ...), at unit length.
@@ -172,6 +177,12 @@ def export(
             option = next(iter(given), "precision")
             raise click.UsageError(f"--{option} does not apply to --from {source[0]}")
         _export_published(*source, out, data, runtime, as_json)
+        return
+    if source is not None and source[0] not in _BACKBONES:
+        if given or precision != "fp32" or data is not None:
+            option = next(iter(given), "data" if data is not None else "precision")
+            raise click.UsageError(f"--{option} does not apply to plug-ins")
+        _export_plugin(*source, out, runtime, as_json)
         return
     from export.model_file import ExportOptions, export_run  # torch takes seconds to import
     from train.weights_origin import weights_origin
@@ -209,6 +220,28 @@ def export(
     if exported.cost is not None:
         text += f"\n{exported.cost.to_text()}"
     print_result({"model": str(out), "bytes": size, **exported.to_dict()}, as_json, text)
+    print_next("index", "build", "GALLERY", "IMAGES", "--model", str(out))
+
+
+def _export_plugin(name: str, argument: str, out: Path, runtime: Runtime, as_json: bool) -> None:
+    """Write the file that names the embedder of a plug-in, once it has embedded noise."""
+    import numpy as np
+
+    from retrieval.model.embedder import Embedder  # ONNX Runtime takes long to import
+    from retrieval.model.plugged import write_reference
+
+    write_reference(out, name, argument, runtime.device)
+    try:
+        embedder = Embedder.open(out, runtime)
+        side = embedder.preprocess.size
+        embedder.embed_pixels(np.random.default_rng(0).integers(0, 256, (3, side, side, 3), np.uint8))
+    except LookalikeError:
+        out.unlink()
+        raise
+    origin = embedder.provenance["origin"]
+    facts = {"model": str(out), "plug-in": f"{name}:{argument}", "origin": origin, "dim": embedder.dim}
+    text = f"{out}: names the embedder {name} of {origin}, {embedder.dim} dimensions; it needs that plug-in"
+    print_result(facts, as_json, text)
     print_next("index", "build", "GALLERY", "IMAGES", "--model", str(out))
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from retrieval import SearchOptions as SearchOptions
     from retrieval import load_image as load_image
     from retrieval import metrics as metrics
+    from retrieval.plugins import register_plugin as register_plugin
     from serve.client import ApiError as ApiError
     from serve.client import Client as Client
     from train import data as datasets  # noqa: F401
@@ -49,6 +50,7 @@ _HOMES = {
     "Runtime": "retrieval",
     "SearchOptions": "retrieval",
     "load_image": "retrieval",
+    "register_plugin": "retrieval.plugins",
 }
 __all__ = [*_HOMES, *_MODULES]
 

@@ -20,6 +20,7 @@ import click
 from retrieval.errors import LookalikeError, describe_os_error
 from retrieval.machine.extras import missing_extra
 from retrieval.old_names import renew
+from retrieval.plugins import import_files
 from retrieval.text import printable, printable_lines
 
 # Sub-commands by topic, what most people need first: where each one is defined, and its line in `lookalike
@@ -174,7 +175,15 @@ def load_command(place: str) -> click.Command:
 @click.option(
     "--debug", is_flag=True, help="Show the traceback of an error; accepted anywhere on the command line."
 )
-def cli(debug: bool) -> None:
+@click.option(
+    "--import",
+    "files",
+    multiple=True,
+    metavar="FILE.py",
+    callback=lambda _ctx, _param, files: import_files(files),
+    help="Import a file that registers losses, metrics or others first; accepted anywhere, repeatable.",
+)
+def cli(debug: bool, files: None) -> None:
     """Train an image embedder, index a gallery with it and find similar images.
 
     \b
@@ -202,6 +211,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with _interrupt_on_sigterm():
         code = _run([argument for argument in given if argument != "--debug"], debug)
     sys.exit(code)
+
+
+def _import_plugins(arguments: Sequence[str]) -> list[str]:
+    """Import the files of --import, anywhere among arguments, and return the others."""
+    others, words = [], iter(arguments)
+    for word in words:
+        if word == "--import":
+            import_files([next(words, "")])
+        elif word.startswith("--import="):
+            import_files([word.removeprefix("--import=")])
+        else:
+            others.append(word)
+    return others
 
 
 def run_command(*arguments: str) -> None:
@@ -241,7 +263,7 @@ def _interrupt_on_sigterm() -> Iterator[None]:
 
 def _run(arguments: list[str], debug: bool) -> int:
     try:
-        code = cli.main(arguments, prog_name="lookalike", standalone_mode=False)
+        code = cli.main(_import_plugins(arguments), prog_name="lookalike", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)

@@ -25,7 +25,7 @@ PACKAGES = {
 FLOORS = {
     "retrieval": (
         "errors text old_names",
-        "files progress",
+        "files plugins progress",
         "machine",
         "cli images",
         "model metrics",

@@ -12,6 +12,7 @@ from typing import cast
 import click
 import pytest
 
+from retrieval import plugins
 from retrieval.cli import COMMANDS, cli
 from retrieval.errors import InputError
 
@@ -69,7 +70,8 @@ def failure(command: str) -> RefusedError | None:
 
 @pytest.fixture(autouse=True)
 def any_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Accept paths that do not exist; there is a serve.toml, which is read."""
+    """Accept paths that do not exist; there are a serve.toml, which is read, and an embedder."""
+    monkeypatch.setitem(plugins._registered["embedders"], "colours", (None, "docs/plugins.md"))
     monkeypatch.chdir(ROOT / "deploy")
     monkeypatch.setattr(click.Path, "convert", lambda path, value, *_: (path.type or str)(value))
 

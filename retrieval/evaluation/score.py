@@ -14,7 +14,7 @@ from retrieval.metrics.all_pairs import Similarities
 from retrieval.metrics.inputs import build_inputs
 from retrieval.metrics.ranking import NeighbourSearch, Ranking
 from retrieval.metrics.statistics import bootstrap_intervals, class_intervals
-from retrieval.metrics.table import METRICS, Evidence
+from retrieval.metrics.table import Evidence, all_metrics
 
 KS = (1, 2, 4, 8)
 CURVE_KS = (1, 2, 4, 8, 16, 32, 64)
@@ -124,7 +124,7 @@ def evaluate(
     inputs = build_inputs(query, query_labels, gallery, gallery_labels, own)
     evidence = Evidence(inputs, np.asarray(query_labels), ks, show_progress, backend, search)
     keys, columns = [], []
-    for metric in METRICS:
+    for metric in all_metrics():
         if metric.per_query is not None:
             keys += metric.keys(ks)
             columns.append(metric.per_query(evidence).reshape(len(inputs.query), -1))
@@ -132,7 +132,7 @@ def evaluate(
     values: dict[str, float | None] = dict(zip(keys, metrics.mean(table).tolist(), strict=True))
     over_classes = class_intervals(table, evidence.query_labels)
     spreads = {}
-    for metric in METRICS:
+    for metric in all_metrics():
         if metric.over_clusterings is not None:
             found = metric.over_clusterings(evidence)
             values[metric.key] = None if found is None else float(found.mean())

@@ -1,7 +1,7 @@
 """The metrics of an evaluation, one row each.
 
 Evaluation, confidence intervals, reports, comparisons, the browser page and the API read this table: adding a
-metric means adding a row to `METRICS`.
+metric means adding a row to `METRICS`, or a plug-in.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from retrieval.errors import LookalikeError
 from retrieval.machine.faiss_backend import CPU, CpuBackend
 from retrieval.metrics import per_query
 from retrieval.metrics.all_pairs import Similarities, compare_inputs
 from retrieval.metrics.clustering import kmeans, nmi, pair_f1, repetitions
 from retrieval.metrics.inputs import Inputs
 from retrieval.metrics.ranking import NeighbourSearch, Ranking, exact_neighbours, rank_inputs
+from retrieval.plugins import find_plugin, plugin_names
 from retrieval.progress import Progress
 
 _K = "{k}"
@@ -183,6 +185,23 @@ METRICS = [
 ]
 
 
+def all_metrics() -> list[Metric]:
+    """Return the rows of the table, and those of plug-ins.
+
+    Raises:
+        LookalikeError: A plug-in cannot be imported, is no `Metric`, or has the key of another one.
+    """
+    rows, keys = [*METRICS], {row.key for row in METRICS}
+    for name, origin in plugin_names("metrics").items():
+        row = find_plugin("metrics", name)
+        if not isinstance(row, Metric) or row.key in keys:
+            why = f"the key {row.key!r} is taken" if isinstance(row, Metric) else f"{row!r} is no Metric"
+            raise LookalikeError(f"metric {name!r} of {origin}: {why}; see docs/plugins.md")
+        rows.append(row)
+        keys.add(row.key)
+    return rows
+
+
 @dataclass(frozen=True)
 class MetricColumn:
     """A value of a result, as tables show it.
@@ -220,7 +239,7 @@ def metric_columns(keys: Iterable[str]) -> list[MetricColumn]:
     """Return the columns of keys that the table knows, in the order of the table, by ascending K."""
     present = set(keys)
     found = []
-    for metric in METRICS:
+    for metric in all_metrics():
         if _K in metric.key:
             ks = sorted(by_k(dict.fromkeys(present, 0.0), metric.key))
             found += [MetricColumn(metric, metric.key.replace(_K, str(k)), k) for k in ks]

@@ -24,6 +24,7 @@ from retrieval.machine.devices import Device
 from retrieval.model import hub
 from retrieval.model.archive import IMAGE, ModelArchive, is_archive_file
 from retrieval.model.interruption import interruptible, run
+from retrieval.model.plugged import PluggedSession, is_reference
 from retrieval.model.run_sizes import MAX_PADDED, MeasuredSize, pad, padded_runs, padded_sizes
 from retrieval.model.runtime import Runtime
 from retrieval.model.sessions import CPU, open_session, reason
@@ -40,7 +41,7 @@ class Embedder:
     """Model file written by `lookalike export`, loaded for inference.
 
     Args:
-        file: Model file: an ONNX file, or an archive of image and text encoder.
+        file: Model file: an ONNX file, an archive of image and text encoder, or one that names a plug-in.
         device: "cpu", "cuda", "cuda:N", or "auto" for the first GPU that works, else the CPU.
         provider: Execution provider: "cuda", "coreml", "openvino" or "cpu"; "auto" takes the first of CUDA,
             CoreML, OpenVINO and the CPU that works on the device. If the provider does not work, the CPU
@@ -59,6 +60,7 @@ class Embedder:
         cut_dims: Numbers of leading dimensions at which an embedding may be cut off, ascending, `dim` last:
             those of Matryoshka embeddings.
         has_text: The file has a text encoder.
+        is_plugged: The file names an embedder of a plug-in.
         has_map: The graph has the output `embedding_map`, float32 [N, h, w, D].
         metadata: Metadata of the file, by part: "format", "preprocess", "embedding", "provenance".
         provenance: Origin of the model: training run or pretrained backbone.
@@ -84,7 +86,12 @@ class Embedder:
         self.has_text = self.archive is not None
         self._text: TextEncoder | None = None
         self._loading_text = threading.Lock()
-        self._session = open_session(self.path, data, self.runtime)
+        self.is_plugged = is_reference(data)
+        self._session: ort.InferenceSession | PluggedSession = (
+            PluggedSession(self.path, data, chosen)
+            if self.is_plugged
+            else open_session(self.path, data, self.runtime)
+        )
         self._run_size = MeasuredSize(batch_size) if self.provider == CPU else None
         self.metadata = _metadata(self.path, self._session)
         try:
@@ -387,7 +394,7 @@ def _read(path: Path) -> tuple[bytes, str, ModelArchive | None]:
 # ---- metadata
 
 
-def _metadata(path: Path, session: ort.InferenceSession) -> dict[str, Any]:
+def _metadata(path: Path, session: ort.InferenceSession | PluggedSession) -> dict[str, Any]:
     """Return the Lookalike metadata of the file, by part."""
     properties = session.get_modelmeta().custom_metadata_map
     if _PREFIX + "format" not in properties:

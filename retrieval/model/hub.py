@@ -16,6 +16,7 @@ from retrieval.errors import InputError, LookalikeError
 from retrieval.files import sha256_of
 from retrieval.machine.extras import needs
 from retrieval.model.archive import is_archive
+from retrieval.model.plugged import is_reference
 
 CONFIG = "config.json"
 MODEL_FILES = ("model.onnx", "model.zip")  # images alone; images and text
@@ -28,7 +29,14 @@ def is_repository(name: str) -> bool:
 
 
 def model_name(file: Path) -> str:
-    """Return the name of a model file in a repository."""
+    """Return the name of a model file in a repository.
+
+    Raises:
+        InputError: It names the embedder of a plug-in.
+    """
+    with file.open("rb") as opened:
+        if is_reference(opened.read(1)):
+            raise InputError(f"{file}: names a plug-in, which others may not have; publish an ONNX file")
     return MODEL_FILES[is_archive(file)]
 
 

@@ -37,7 +37,7 @@ def use_options(options: ort.RunOptions | None) -> None:
     _thread.options = options
 
 
-def run(session: ort.InferenceSession, outputs: list[str], feeds: dict[str, Any]) -> list[Any]:
+def run(session: Any, outputs: list[str], feeds: dict[str, Any]) -> list[Any]:
     """Run a session, with the options of this thread, and return the outputs."""
     found: list[Any] = session.run(outputs, feeds, _thread.options)
     return found

@@ -11,11 +11,12 @@ from retrieval.errors import InputError, LookalikeError
 from retrieval.files import atomic_write, has_sha256, sha256_of
 from retrieval.model.archive import is_archive
 from retrieval.model.embedder import Embedder
+from retrieval.model.plugged import is_reference
 from retrieval.model.runtime import Runtime
 from retrieval.storage.manifest import Manifest
 from retrieval.text import print_once
 
-_ARCHIVE = "model.zip"
+_ARCHIVE, _REFERENCE = "model.zip", "model.json"
 # Lowest cosine of the probe vectors of another file with the same network.
 _MIN_COSINE_SAME_NETWORK = 0.9999
 # Lowest cosine of the same file on another machine, whose libraries round differently.
@@ -28,15 +29,21 @@ _MIN_COSINE_OTHER_PROVIDER = 0.99
 def model_file(folder: Path) -> Path:
     """Return the path of a gallery's model file, which may be missing.
 
-    It is `model/model.zip` for an archive of image and text encoder, else `model/model.onnx`.
+    It is `model/model.zip` for an archive of image and text encoder, `model/model.json` for an embedder of a
+    plug-in, else `model/model.onnx`.
     """
-    archive = folder / "model" / _ARCHIVE
-    return archive if archive.exists() else folder / "model" / "model.onnx"
+    others = (folder / "model" / name for name in (_ARCHIVE, _REFERENCE))
+    return next((file for file in others if file.exists()), folder / "model" / "model.onnx")
 
 
 def has_text(folder: Path) -> bool:
     """Return whether a gallery's model has a text encoder."""
     return model_file(folder).name == _ARCHIVE
+
+
+def is_plugged(folder: Path) -> bool:
+    """Return whether a gallery's model is an embedder of a plug-in."""
+    return model_file(folder).name == _REFERENCE
 
 
 def probes_file(folder: Path) -> Path:
@@ -55,7 +62,9 @@ def keep_model(folder: Path, file: Path, probes: np.ndarray) -> str:
     Returns:
         SHA-256 of the file with the vectors.
     """
-    name = _ARCHIVE if is_archive(file) else "model.onnx"
+    with file.open("rb") as opened:
+        plugged = is_reference(opened.read(1))
+    name = _ARCHIVE if is_archive(file) else _REFERENCE if plugged else "model.onnx"
     with atomic_write(folder / "model" / name) as draft:
         shutil.copyfile(file, draft)
     with atomic_write(probes_file(folder)) as draft, draft.open("wb") as target:

@@ -8,7 +8,7 @@
     segments/<uuid>.npy         vectors [n, D], with .rows.npy and .items.json; see `segments`
     indexes/<uuid>/             index.faiss and card.json
     indexes/parts/              parts of an index on disk that is not finished
-    model/                      model.onnx or model.zip, and probes.npy; empty for an external embedding
+    model/                      model.onnx (.zip, .json) and probes.npy; empty for an external embedding
     reports/<time>/             report.json and report.html
     calibration.json            how probable hits are, if that was learned; bound to the model
     pictures/<sha256>.<suffix>  uploaded image files, if any

@@ -1,27 +1,20 @@
 """Stores by the scheme of an address: a driver for each is an entry point of the group `lookalike.stores`.
 
-A package that is installed beside this one adds a database by such an entry point; see CONTRIBUTING.md.
+A package that is installed beside this one adds a database by such an entry point; see docs/plugins.md.
 """
 
 from __future__ import annotations
 
 import re
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from urllib.parse import urlsplit
 
 from retrieval.errors import InputError, did_you_mean
 from retrieval.machine.extras import needs
+from retrieval.plugins import find_plugin, plugin_names
 from retrieval.stores.address import MOST, Address
 from retrieval.stores.engine import Driver, Engine
 
-GROUP = "lookalike.stores"
 _NAME = re.compile(rf"[A-Za-z_][A-Za-z0-9_]{{0,{MOST - 1}}}")
-
-
-@cache
-def _installed() -> dict[str, EntryPoint]:
-    return {found.name: found for found in sorted(entry_points(group=GROUP), key=lambda one: one.name)}
 
 
 def find_driver(scheme: str) -> type[Driver]:
@@ -29,18 +22,23 @@ def find_driver(scheme: str) -> type[Driver]:
 
     Raises:
         InputError: There is none; the message names the nearest known one, or all of them.
+        LookalikeError: It cannot be imported.
     """
-    kind, known = scheme.lower().partition("+")[0], _installed()
-    if kind not in known:
+    kind = scheme.lower().partition("+")[0]
+    driver: type[Driver] | None = find_plugin("stores", kind)
+    if driver is None:
+        known = plugin_names("stores")
         hint = did_you_mean(kind, known, f"known: {', '.join(known) or 'none, install lookalike again'}")
         raise InputError(f"store {scheme}://...: unknown kind of store; {hint}")
-    driver: type[Driver] = known[kind].load()
     return driver
 
 
 def address_forms() -> list[str]:
-    """Return the forms of addresses of all installed stores."""
-    return list(dict.fromkeys(find_driver(kind).form for kind in _installed()))
+    """Return the forms of addresses; of stores of plug-ins, which are not imported, only the scheme."""
+    every = plugin_names("stores").items()
+    ours = [find_driver(kind).form for kind, origin in every if origin.startswith("lookalike ")]
+    others = [f"{kind}://..." for kind, origin in every if not origin.startswith("lookalike ")]
+    return list(dict.fromkeys([*ours, *others]))
 
 
 def parse_address(text: str) -> Address:

@@ -25,7 +25,7 @@ from retrieval.model.runtime import Runtime
 from retrieval.progress import Progress
 from retrieval.search.calibration import NAME as CALIBRATION
 from retrieval.storage import maintenance, removals
-from retrieval.storage.identity import keep_model, model_file, probe_pixels, probes_file
+from retrieval.storage.identity import is_plugged, keep_model, model_file, probe_pixels, probes_file
 from retrieval.storage.maintenance import Replacement
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.merging import rewrite
@@ -59,11 +59,14 @@ def check_projectable(gallery: SearchableGallery, *, drop_old: bool = False) -> 
         drop_old: NAME.old may be replaced.
 
     Raises:
-        InputError: The vectors come from an external embedding, or NAME.old exists.
+        InputError: The vectors come from an external embedding or a plug-in, or NAME.old exists.
     """
     if not gallery.manifest.has_model:
         what = f"{gallery.folder}: its vectors come from an external embedding ({gallery.manifest.embedding})"
         raise InputError(f"{what}, so that no model file can get the layer; build a gallery with a model")
+    if is_plugged(gallery.folder):
+        what = f"{gallery.folder}: its model is an embedder of a plug-in"
+        raise InputError(f"{what}, which can get no layer; build a gallery with an ONNX file")
     old = old_of(gallery.folder)
     if old.exists() and not drop_old:
         raise InputError(f"{old}: already exists; move or delete it, or pass --drop-old")

@@ -35,7 +35,6 @@ def reciprocal_rank(evidence: Evidence) -> np.ndarray:
 def added(monkeypatch: pytest.MonkeyPatch) -> None:
     row = Metric(KEY, TITLE, MEANING, short="MRR", per_query=reciprocal_rank)
     monkeypatch.setattr(table, "METRICS", [*table.METRICS])
-    monkeypatch.setattr("retrieval.evaluation.score.METRICS", table.METRICS)
     table.METRICS.append(row)
 
 

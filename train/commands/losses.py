@@ -30,16 +30,25 @@ def losses(names: tuple[str, ...], as_json: bool) -> None:
                                        regularizers: [{name: wasserstein, weight: 0.5}]}"
       lookalike train ... --set "loss={name: triplet-nca, mining: {positive: easy, negative: semi-hard}}"
 
-    Losses of pytorch-metric-learning are available by class name, as in pml:CircleLoss.
+    Losses of pytorch-metric-learning are available by class name, as in pml:CircleLoss. Plug-ins of other
+    packages are listed last, by name; see docs/plugins.md.
     """
     from train.losses import builder  # torch takes seconds to import
+    from train.losses.registry import WORDS, not_loaded
 
     try:
         text = builder.describe(*names)
     except ValueError as error:
         raise InputError(str(error)) from error
     every = [entry for kind in builder.TITLES for entry in builder.names(kind).values()]
-    print_result([_entry_facts(entry) for entry in every if not names or entry.name in names], as_json, text)
+    facts = [_entry_facts(entry) for entry in every if not names or entry.name in names]
+    if not names:
+        facts += [
+            {"kind": kind, "name": name, "plug-in": origin}
+            for kind in WORDS
+            for name, origin in not_loaded(kind).items()
+        ]
+    print_result(facts, as_json, text)
 
 
 def _entry_facts(entry: Entry) -> dict[str, Any]:

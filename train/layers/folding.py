@@ -41,6 +41,8 @@ def append_layer(model_file: Path, layer: Layer, out: Path, note: Mapping[str, A
         LookalikeError: The new file computes other vectors than the layer, by more than 1e-4.
     """
     before = Embedder(model_file)
+    if before.is_plugged:
+        raise InputError(f"{model_file}: an embedder of a plug-in; a layer can be added to ONNX files only")
     if layer.weight.shape[1:] != (before.dim,) or layer.mean.shape != (before.dim,):
         got = f"weight {list(layer.weight.shape)} and mean {list(layer.mean.shape)}"
         raise InputError(f"{model_file}: has {before.dim} dimensions, but the layer has {got}")

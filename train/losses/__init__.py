@@ -25,5 +25,16 @@ from train.losses.distributed import gather, gather_constant
 from train.losses.objective import Objective
 from train.losses.pair_weights import pair_weights
 from train.losses.pml import PMLCall
+from train.losses.registry import register
 
-__all__ = ["Objective", "PMLCall", "build", "describe", "gather", "gather_constant", "names", "pair_weights"]
+__all__ = [
+    "Objective",
+    "PMLCall",
+    "build",
+    "describe",
+    "gather",
+    "gather_constant",
+    "names",
+    "pair_weights",
+    "register",
+]

@@ -11,13 +11,16 @@ from retrieval.errors import did_you_mean
 from train.losses.cross_batch_memory import CrossBatchMemory
 from train.losses.distillation import Distillation
 from train.losses.matryoshka import prefix_weights
+from train.losses.negatives import NegativeSource
 from train.losses.objective import Objective
 from train.losses.registry import (
+    WORDS,
     Entry,
     check_effects,
     check_parameters,
     entries,
     find,
+    not_loaded,
     require,
     signature,
 )
@@ -143,7 +146,7 @@ def _source(entry: Entry, spec: dict[str, Any]) -> tuple[Any, Entry | None]:
             )
         return None, None
     source = find("negatives", name)
-    _check_accepted(entry, "negatives", name, entry.negatives)
+    _check_accepted(entry, source, entry.negatives)
     beside = [key for key in source.parameters if key in spec and key not in entry.parameters]
     own.update({key: spec.pop(key) for key in beside})
     return source.cls(**check_parameters(source, own)), source
@@ -160,14 +163,25 @@ def _miner(entry: Entry, spec: dict[str, Any]) -> Any:
     own = dict(given)
     name = own.pop("name", "triplet")
     miner = find("mining", name)
-    _check_accepted(entry, "mining", name, entry.mining)
+    _check_accepted(entry, miner, entry.mining)
     check_effects(miner, check_parameters(miner, own))
     return miner.cls(**own)
 
 
-def _check_accepted(entry: Entry, what: str, name: str, taken: tuple[str, ...]) -> None:
-    if name not in taken:
-        raise ValueError(f"{entry.name!r} does not take {what} {name!r}: {entry.refusal}")
+def _check_accepted(entry: Entry, part: Entry, taken: tuple[str, ...]) -> None:
+    """Raise a ValueError for a source of negatives or a miner that a loss does not take.
+
+    Of plug-ins, a loss takes the sub-classes of the miners that it takes, and if it takes sources, all.
+    """
+    if part.name in taken:
+        return
+    if part.kind == "mining":
+        bases = tuple(find("mining", name).cls for name in taken)
+    else:
+        bases = (NegativeSource,) if len(taken) > 1 else ()
+    if part.is_ours or not issubclass(part.cls, bases):
+        refusal = entry.refusal or f"it takes {', '.join(taken) or 'none'}"
+        raise ValueError(f"{entry.name!r} does not take {part.kind} {part.name!r}: {refusal}")
 
 
 def _regularizer(part: Any, supplied: Mapping[str, int | None]) -> tuple[float, nn.Module]:
@@ -256,11 +270,16 @@ def describe(*wanted: str) -> str:
     Raises:
         ValueError: A name is unknown; the message suggests similar names.
     """
+    others = {kind: not_loaded(kind) for kind in WORDS}
+    for name in wanted:
+        for kind in [kind for kind, of_kind in others.items() if name in of_kind]:
+            find(kind, name)
     known = {kind: names(kind) for kind in TITLES}
     every = [name for of_kind in known.values() for name in of_kind]
     for name in wanted:
         if name not in every:
-            hint = did_you_mean(name, every, "`lookalike losses` lists the names")
+            similar = [*every, *(name for of_kind in others.values() for name in of_kind)]
+            hint = did_you_mean(name, similar, "`lookalike losses` lists the names")
             raise ValueError(f"unknown name {name!r}; {hint}")
     chosen = {
         kind: Names({name: entry for name, entry in of_kind.items() if not wanted or name in wanted})
@@ -272,4 +291,11 @@ def describe(*wanted: str) -> str:
         if of_kind
     }
     parts = [f"{TITLES[kind]}\n\n{text}" for kind, text in texts.items()]
-    return "\n\n".join(parts if wanted else [*parts, _OF_EVERY_LOSS])
+    if wanted:
+        return "\n\n".join(parts)
+    lines = [
+        f"{name}: {WORDS[kind]} of {origin}"
+        for kind, of_kind in others.items()
+        for name, origin in of_kind.items()
+    ]
+    return "\n\n".join([*parts, _OF_EVERY_LOSS, *(["Plug-ins", "\n".join(lines)] if lines else [])])

@@ -12,7 +12,8 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from retrieval.errors import did_you_mean
+from retrieval.errors import LookalikeError, did_you_mean
+from retrieval.plugins import find_plugin, plugin_names
 
 Kind = Literal["loss", "negatives", "mining", "regularizer"]
 T = TypeVar("T", bound=type)
@@ -84,6 +85,11 @@ class Entry:
     def __str__(self) -> str:
         return self.describe(details=False)
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is part of Lookalike, and no plug-in."""
+        return self.cls.__module__.startswith("train.losses.")
+
     def describe(self, *, details: bool = True) -> str:
         """Return a readable text: the summary, the details, the parameters and the accepted parts."""
         parameters = ", ".join(f"{name}={p}" for name, p in self.parameters.items())
@@ -108,12 +114,33 @@ class Entry:
 
 _ENTRIES: dict[Kind, dict[str, Entry]] = {"loss": {}, "negatives": {}, "mining": {}, "regularizer": {}}
 
+WORDS: dict[Kind, str] = {
+    "loss": "loss",
+    "negatives": "source of negatives",
+    "mining": "miner",
+    "regularizer": "regularizer",
+}
+_PLUGINS: dict[Kind, str] = {  # their kinds of plug-ins
+    "loss": "losses",
+    "negatives": "negatives",
+    "mining": "miners",
+    "regularizer": "regularizers",
+}
+
 # Supplied by the builder, not by the specification.
 _SUPPLIED = frozenset({"negatives", "mining", "num_classes", "embedding_dim", "per_class"})
 
 
-def register(kind: Kind, *names: str, source: str, formula: str, **traits: Any) -> Callable[[T], T]:
-    """Register a class under names; parameters come from its signature, the summary from its docstring."""
+def register(kind: Kind, *names: str, source: str, formula: str = "", **traits: Any) -> Callable[[T], T]:
+    """Register a class under names; parameters come from its signature, the summary from its docstring.
+
+    Args:
+        kind: Loss, negatives, mining or regularizer.
+        *names: Names in a specification.
+        source: Paper and equation.
+        formula: LaTeX of its value.
+        **traits: Other attributes of `Entry`, such as `negatives` and `mining` of a loss.
+    """
 
     def enter(cls: T) -> T:
         parameters = {
@@ -143,23 +170,44 @@ def entries(kind: Kind) -> dict[str, Entry]:
 
 
 def find(kind: Kind, name: object) -> Entry:
-    """Return the entry of a name.
+    """Return the entry of a name, which may be that of a plug-in.
 
     Raises:
         ValueError: The name is unknown; the message suggests similar names.
+        LookalikeError: The plug-in cannot be used.
     """
     known = _ENTRIES[kind]
+    if isinstance(name, str) and name not in known:
+        _plug_in(kind, name)
     if isinstance(name, str) and name in known:
         return known[name]
-    what = {
-        "loss": "loss",
-        "negatives": "source of negatives",
-        "mining": "miner",
-        "regularizer": "regularizer",
-    }
-    elsewhere = [what[k] for k in _ENTRIES if k != kind and name in _ENTRIES[k]]
+    elsewhere = [WORDS[k] for k in _ENTRIES if k != kind and name in _ENTRIES[k]]
     hint = f" (it is a {elsewhere[0]})" if elsewhere else ""
-    raise ValueError(f"there is no {what[kind]} named {name!r}{hint}; {did_you_mean(str(name), known)}")
+    names = [*known, *not_loaded(kind)]
+    otherwise = f"known: {', '.join(map(repr, names))}; a file of yours that defines one is given by --import"
+    raise ValueError(
+        f"there is no {WORDS[kind]} named {name!r}{hint}; {did_you_mean(str(name), names, otherwise)}"
+    )
+
+
+def not_loaded(kind: Kind) -> dict[str, str]:
+    """Return the names of plug-ins that have not been imported, each with its distribution."""
+    return {
+        name: origin for name, origin in plugin_names(_PLUGINS[kind]).items() if name not in _ENTRIES[kind]
+    }
+
+
+def _plug_in(kind: Kind, name: str) -> None:
+    """Import and register the plug-in of a name, if there is one."""
+    found = find_plugin(_PLUGINS[kind], name)
+    if found is None or name in _ENTRIES[kind]:  # it may register itself
+        return
+    origin = plugin_names(_PLUGINS[kind])[name]
+    if not isinstance(found, type):
+        raise LookalikeError(
+            f"{WORDS[kind]} {name!r} of {origin}: {found!r} is no class; see docs/plugins.md"
+        )
+    register(kind, name, source=origin)(found)
 
 
 def check_parameters(entry: Entry, given: Mapping[str, Any], also: Iterable[str] = ()) -> dict[str, Any]:

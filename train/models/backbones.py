@@ -3,6 +3,7 @@
     conv4, vgg9, vgg9-bn, bn-inception    implemented here
     resnet50, googlenet, ...              torchvision classifiers
     timm:NAME                             timm models; timm:NAME:key=value,... passes options to them
+    another NAME                          a plug-in; see docs/plugins.md
 
 A backbone is a network up to, and without, global pooling and the classifier. With native pooling it goes up
 to the embedding that its library publishes, a map of one location.
@@ -19,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from retrieval.errors import InputError, did_you_mean
+from retrieval.errors import InputError, LookalikeError, did_you_mean
+from retrieval.plugins import find_plugin, plugin_names
 from train.models.bn_inception import WEIGHTS_URL, bn_inception, from_published
 from train.models.feature_extractor import FeatureExtractor, Weights, tensors_of
 from train.models.library_backbones import from_timm, from_torchvision, no_stochastic_depth
@@ -172,14 +174,36 @@ def _feature_extractor(name: str, size: int, drop_path: float | None, native: bo
     library, _, rest = name.partition(":")
     if library == "timm":
         return from_timm(rest, size, drop_path, native=native)
+    plugin = find_plugin("backbones", name)
+    if plugin is not None:
+        return _of_plugin(name, plugin)
     import timm  # slow to import
 
     if timm.is_model(name.partition(".")[0]):
         raise InputError(f"model.backbone: {name!r} is a timm model; write 'timm:{name}'")
-    known = [*OWN_BACKBONES, *torchvision_names(), *(f"timm:{model}" for model in timm.list_models())]
-    others = f"known: {', '.join(OWN_BACKBONES)}, torchvision classifiers such as resnet50, and timm:NAME"
+    known = [
+        *OWN_BACKBONES,
+        *plugin_names("backbones"),
+        *torchvision_names(),
+        *(f"timm:{model}" for model in timm.list_models()),
+    ]
+    own = ", ".join(OWN_BACKBONES)
+    others = f"known: {own}, torchvision classifiers such as resnet50, timm:NAME, and those of --import FILE"
     hint = did_you_mean(name, known, others)
     raise InputError(f"model.backbone: unknown backbone {name!r}; {hint}")
+
+
+def _of_plugin(name: str, build: Callable[[], FeatureExtractor | nn.Module]) -> FeatureExtractor:
+    """Return the backbone of a plug-in, with the name for error messages."""
+    try:
+        found = build()
+    except Exception as error:
+        what = f"the plug-in of {plugin_names('backbones')[name]} fails ({type(error).__name__}: {error})"
+        raise LookalikeError(f"model.backbone: {name}: {what}") from error
+    if isinstance(found, nn.Module):
+        one = () if isinstance(found, nn.Sequential) else (tuple(dict(found.named_parameters())),)
+        return FeatureExtractor(found, tensors_of(found), stages=one)
+    return found
 
 
 def _bn_inception() -> FeatureExtractor:

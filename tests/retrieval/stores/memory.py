@@ -16,11 +16,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from retrieval import plugins
 from retrieval.storage.conditions import Filter
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import StoredItem, Value
 from retrieval.storage.schema import ColumnType
-from retrieval.stores import opening
 from retrieval.stores.engine import Amendment, Engine, Neighbours, no_collection
 from retrieval.stores.ranking import value_of
 from tests.retrieval.stores.server import EmbeddedServer, Server
@@ -139,12 +139,12 @@ def running(folder: Path) -> Iterator[Server]:
     installed = folder / "lookalike_memory-1.dist-info"
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: lookalike-memory\nVersion: 1\n")
-    (installed / "entry_points.txt").write_text(f"[{opening.GROUP}]\nmemory = {__name__}:MemoryEngine\n")
+    (installed / "entry_points.txt").write_text(f"[lookalike.stores]\nmemory = {__name__}:MemoryEngine\n")
     sys.path.append(str(folder))
-    opening._installed.cache_clear()
+    plugins._entry_points.cache_clear()
     try:
         yield EmbeddedServer("memory://here")
     finally:
         sys.path.remove(str(folder))
-        opening._installed.cache_clear()
+        plugins._entry_points.cache_clear()
         _collections.clear()
