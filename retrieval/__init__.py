@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from retrieval.errors import ImageError as ImageError
     from retrieval.errors import InputError as InputError
     from retrieval.errors import LookalikeError as LookalikeError
-    from retrieval.galleries.searchable import Hit as Hit
-    from retrieval.galleries.searchable import Item as Item
+    from retrieval.galleries.items import Hit as Hit
+    from retrieval.galleries.items import Hits as Hits
+    from retrieval.galleries.items import Item as Item
     from retrieval.gallery import Gallery as Gallery
     from retrieval.images.load import load_image as load_image
     from retrieval.images.preprocess import Preprocess as Preprocess
@@ -31,11 +32,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 _MODULES = {
     "Embedder": "model.embedder",
     "Gallery": "gallery",
-    "Hit": "galleries.searchable",
+    "Hit": "galleries.items",
+    "Hits": "galleries.items",
     "ImageError": "errors",
     "IndexSpec": "storage.records",
     "InputError": "errors",
-    "Item": "galleries.searchable",
+    "Item": "galleries.items",
     "LookalikeError": "errors",
     "Preprocess": "images.preprocess",
     "Runtime": "model.runtime",

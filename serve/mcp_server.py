@@ -18,7 +18,7 @@ from pydantic import Field
 
 from retrieval.commands.device_options import runtime_options
 from retrieval.errors import ImageError, InputError, LookalikeError, did_you_mean
-from retrieval.galleries.searchable import Hit
+from retrieval.galleries.items import Hit
 from retrieval.images.load import read_bytes
 from retrieval.images.location import Location
 from retrieval.model.runtime import Runtime

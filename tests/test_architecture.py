@@ -24,10 +24,10 @@ PACKAGES = {
 # The rooms of each package, from the ground up. A module imports from its own room and from lower floors.
 FLOORS = {
     "retrieval": (
-        "errors text old_names",
+        "display errors text old_names",
         "files plugins progress",
         "machine",
-        "cli images",
+        "arrow cli images",
         "model metrics",
         "storage",
         "search",

@@ -15,7 +15,8 @@ from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.device_options import runtime_options
 from retrieval.commands.options import combine_options, sheet_option, where_option
 from retrieval.errors import ImageError, InputError
-from retrieval.galleries.searchable import Hit, SearchableGallery
+from retrieval.galleries.items import Hit, Hits
+from retrieval.galleries.searchable import SearchableGallery
 from retrieval.gallery import Gallery
 from retrieval.images.decode import embed_files
 from retrieval.images.location import locate
@@ -278,7 +279,7 @@ def _vectors(queries: Sequence[_Query]) -> np.ndarray:
 
 
 def _text(
-    gallery: SearchableGallery, answers: Sequence[tuple[_Query, list[Hit]]], options: SearchOptions
+    gallery: SearchableGallery, answers: Sequence[tuple[_Query, Hits]], options: SearchOptions
 ) -> Iterator[str]:
     """Yield the lines of all answers."""
     for query, hits in answers:
@@ -288,7 +289,7 @@ def _text(
             yield f"  nothing like it here{_best_of(gallery, query, options)}"
 
 
-def _lines(hits: Sequence[Hit]) -> list[str]:
+def _lines(hits: Hits) -> list[str]:
     rows = [
         [
             str(rank),
@@ -343,7 +344,7 @@ def _percent(probability: float) -> str:
     return "same" if probability == 1 else f"{probability:.0%}"
 
 
-def _row(query: _Query, hits: Sequence[Hit]) -> SheetRow:
+def _row(query: _Query, hits: Hits) -> SheetRow:
     shown = [SheetImage(Path(path), "query") for path in query.images]
     shown += [
         SheetImage(Path(hit.path), " ".join(filter(None, [_score(hit), hit.label, _facts(hit)])))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from retrieval.curation.near_pairs import SampledRecall
-from retrieval.galleries.searchable import Item
+from retrieval.galleries.items import Item
 
 
 @dataclass(frozen=True)

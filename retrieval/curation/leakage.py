@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from retrieval.errors import InputError
-from retrieval.galleries.searchable import Item, SearchableGallery
+from retrieval.galleries.items import Item
+from retrieval.galleries.searchable import SearchableGallery
 from retrieval.progress import Progress
 from retrieval.search.vectors import bounded_cosine
 

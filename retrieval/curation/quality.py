@@ -14,7 +14,8 @@ import numpy as np
 from PIL import Image
 
 from retrieval.errors import ImageError
-from retrieval.galleries.searchable import Item, SearchableGallery
+from retrieval.galleries.items import Item
+from retrieval.galleries.searchable import SearchableGallery
 from retrieval.images.decode import Decoded, decode_ahead
 from retrieval.progress import Progress
 

@@ -23,7 +23,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from retrieval.errors import InputError
-from retrieval.galleries.searchable import Item, SearchableGallery
+from retrieval.galleries.items import Item
+from retrieval.galleries.searchable import SearchableGallery
 from retrieval.progress import Progress
 from retrieval.search.embeddings import StoredEmbeddings
 from retrieval.search.vectors import bounded_cosine

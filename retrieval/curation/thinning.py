@@ -14,7 +14,8 @@ from retrieval.errors import ImageError, LookalikeError
 from retrieval.files import now
 from retrieval.galleries.database import DatabaseView
 from retrieval.galleries.files import FilesView
-from retrieval.galleries.searchable import Item, SearchableGallery
+from retrieval.galleries.items import Item
+from retrieval.galleries.searchable import SearchableGallery
 from retrieval.progress import Progress
 from retrieval.search.vectors import bounded_cosine
 from retrieval.storage.decisions import Decision, DecisionLog, decide

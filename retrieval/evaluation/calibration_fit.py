@@ -11,14 +11,15 @@ quality come from classes that the regression was not fitted to.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from retrieval.errors import InputError
 from retrieval.files import now
-from retrieval.galleries.searchable import Hit, SearchableGallery
+from retrieval.galleries.items import Hit
+from retrieval.galleries.searchable import SearchableGallery
 from retrieval.ingest.judgements import Judgements, connected_components
 from retrieval.metrics.reliability import (
     Bin,
@@ -243,7 +244,7 @@ def judged_hits(
     copies = change(vectors)
     rows = _Rows()
 
-    def known(hits: Sequence[Hit]) -> list[str | None]:
+    def known(hits: Iterable[Hit]) -> list[str | None]:
         return [hit.label if labels is None else labels.get(hit.id) for hit in hits]
 
     with Progress("searching", len(ids), "queries", show=show_progress) as progress:
@@ -306,7 +307,7 @@ class _Rows:
 
     def add(
         self,
-        hits: Sequence[Hit],
+        hits: Iterable[Hit],
         labels: Sequence[str | None],
         own: str,
         query: int,

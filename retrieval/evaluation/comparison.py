@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from retrieval.display import Displayed
 from retrieval.errors import InputError
 from retrieval.evaluation.findings import Neighbour
 from retrieval.evaluation.report import OFF_THE_SHELF, REPORT_FILE, TRAINED_NOTE, Report, kept_reports
@@ -192,8 +193,8 @@ class PairedComparison:
     identical: bool | None = None
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Displayed):
     """All contenders side by side; the first is the reference.
 
     Attributes:
@@ -215,6 +216,9 @@ class Comparison:
     pairs: list[PairedComparison]
     notes: list[str]
     created: str = field(default_factory=now)
+
+    def __repr__(self) -> str:
+        return f"<Comparison on {self.data}: {', '.join(row.name for row in self.rows)}>"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of compare.json; shares are in 0..1."""

@@ -8,22 +8,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from retrieval.display import Displayed
 from retrieval.errors import InputError
 from retrieval.evaluation.findings import Findings
 from retrieval.evaluation.score import KS, Result
 from retrieval.evaluation.verdict import Verdict
 from retrieval.files import now, write_texts
+from retrieval.text import pluralize
 
 FORMAT_VERSION = 4
 _READABLE = (3, 4)  # 3 has no intervals over classes, no spreads, and no MAP@R of single queries
 REPORT_FILE = "report.json"
 OFF_THE_SHELF = "off-the-shelf backbone"  # name of the result of a pretrained backbone without a head
 REPORTS_FOLDER = "reports"  # folder of a gallery with the reports that it keeps
+_PRINTED = {"recall_at_1": "Recall@1", "map_at_r": "MAP@R"}  # in the text that stands for a report
 TRAINED_NOTE = "The model may have been trained on these images: others are found less well."
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, repr=False)
+class Report(Displayed):
     """Everything that an evaluation found.
 
     Attributes:
@@ -59,6 +62,12 @@ class Report:
     findings: Findings | None = None
     gallery_state: str | None = None
     verdict: Verdict | None = None
+
+    def __repr__(self) -> str:
+        known = self.headline.known
+        facts = [f"{name} {100 * known[key]:.1f}" for key, name in _PRINTED.items() if key in known]
+        facts += [pluralize(self.images, "query image"), f"{self.classes:,} classes"]
+        return f"<Report of {self.data}: {', '.join(facts)}>"
 
     @property
     def headline(self) -> Result:

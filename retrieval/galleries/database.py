@@ -17,7 +17,8 @@ from retrieval.errors import InputError, StoreError
 from retrieval.files import check_free
 from retrieval.galleries import database_folder as folders
 from retrieval.galleries.inapplicable import inapplicable
-from retrieval.galleries.searchable import Contents, Hit, Item, Neighbours, SearchableGallery, item_values
+from retrieval.galleries.items import Hit, Item, item_values
+from retrieval.galleries.searchable import Contents, Neighbours, SearchableGallery
 from retrieval.galleries.writer import DatabaseWriter
 from retrieval.images.load import DECODE_POLICY
 from retrieval.model.embedder import Embedder
@@ -64,7 +65,11 @@ class DatabaseContents(Contents):
 
     def columns(self) -> list[str]:
         """Return the names of the metadata columns, oldest first."""
-        return [name for name in self._engine.columns() if not is_hidden(name)]
+        return [*self.kinds()]
+
+    def kinds(self) -> dict[str, str]:
+        """Return the kind of each metadata column: "text" or "number"."""
+        return {name: str(kind) for name, kind in self._engine.columns().items() if not is_hidden(name)}
 
     def listing(
         self, where: str | None, order: Order, after: Place | None, limit: int

@@ -10,15 +10,8 @@ import numpy as np
 
 from retrieval.errors import LookalikeError
 from retrieval.files import now
-from retrieval.galleries.searchable import (
-    Contents,
-    Hit,
-    Item,
-    ItemValues,
-    Neighbours,
-    SearchableGallery,
-    item_values,
-)
+from retrieval.galleries.items import Hit, Item, ItemValues, item_values
+from retrieval.galleries.searchable import Contents, Neighbours, SearchableGallery
 from retrieval.galleries.writer import FileWriter
 from retrieval.images.load import DECODE_POLICY
 from retrieval.model.embedder import Embedder
@@ -40,6 +33,7 @@ from retrieval.storage.manifest import Manifest
 from retrieval.storage.merging import merge_small
 from retrieval.storage.paths import ItemPaths, StorePaths
 from retrieval.storage.queries import (
+    column_type,
     image_sizes,
     label_counts,
     live_ids,
@@ -67,6 +61,10 @@ class FileContents(Contents):
     def columns(self) -> list[str]:
         """Return the names of the metadata columns, oldest first."""
         return self._store.columns()
+
+    def kinds(self) -> dict[str, str]:
+        """Return the kind of each metadata column; an empty one has integers."""
+        return {name: column_type(self._store, name) or "integer" for name in self._store.columns()}
 
     def listing(
         self, where: str | None, order: Order, after: Place | None, limit: int

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
 
-from retrieval.errors import InputError
+from retrieval import arrow
+from retrieval.display import Displayed
+from retrieval.errors import InputError, LookalikeError
+from retrieval.galleries.items import ITEM_KINDS, Hit, Hits, Item, table_stream
 from retrieval.galleries.writer import Writer
 from retrieval.images.load import ImageSource
 from retrieval.machine.faiss_backend import CpuBackend, backend_for
@@ -19,7 +22,6 @@ from retrieval.model.runtime import Runtime
 from retrieval.search.calibration import DEPTH, SAME, Calibration, CalibrationFile, summary
 from retrieval.search.embeddings import StoredEmbeddings
 from retrieval.search.options import MOST_CANDIDATES, SearchKeywords, SearchOptions, takes_search_options
-from retrieval.search.vectors import bounded_cosine
 from retrieval.storage.conditions import find_column, item_columns
 from retrieval.storage.facets import Facets
 from retrieval.storage.identity import check_same, check_vectors, own_model
@@ -28,61 +30,15 @@ from retrieval.storage.manifest import Manifest
 from retrieval.storage.paths import ItemPaths
 from retrieval.storage.records import BadFile, IndexSpec, StoredItem, Value
 from retrieval.storage.schema import BUILT_IN
+from retrieval.text import pluralize
 
 _COPIES = 2  # of the picture of a query, which are searched for beside its nearest images
-
-
-@dataclass(frozen=True)
-class Item:
-    """An image in a gallery.
-
-    Attributes:
-        id: Number of the item, which stays with the key and is never used for another one.
-        path: Path of its file; empty if it has none.
-        label: Label, if any.
-        metadata: Values by column, without the missing ones.
-        key: Stable id: the one that the user gave it, or its path.
-        width, height: Image size in pixels; 0 if unknown.
-    """
-
-    id: int
-    path: str
-    label: str | None
-    metadata: dict[str, Any] = field(default_factory=dict)
-    key: str = ""
-    width: int = 0
-    height: int = 0
-
 
 Neighbours = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
 """Function of queries, float32 [b, D], and k that returns ids, int64, and cosine similarities, both [b, k].
 
 The nearest item is first. Beyond the last one the id is -1 and the similarity -inf.
 """
-# The values of an `Item`: making one takes longer than a tuple, and a search makes many.
-ItemValues = tuple[int, str, str | None, dict[str, Any], str, int, int]
-
-
-def item_values(item: StoredItem, path: str) -> ItemValues:
-    """Return the values of an `Item`, whose file is at `path`."""
-    return item.id, path, item.label, item.metadata, item.key, item.width, item.height
-
-
-@dataclass(frozen=True)
-class Hit(Item):
-    """A search result.
-
-    Attributes:
-        score: Cosine similarity to the query, unless re-ranked; see `retrieval.search.options.RERANKS`.
-        probability: Probability that it shows the same thing as the query, 1 if it is the same picture;
-            `None` in a gallery that is not calibrated, and if re-ranked. See `retrieval.search.calibration`.
-    """
-
-    score: float = 0.0
-    probability: float | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "score", bounded_cosine(self.score))
 
 
 class Contents(ABC):
@@ -91,6 +47,10 @@ class Contents(ABC):
     @abstractmethod
     def columns(self) -> list[str]:
         """Return the names of the metadata columns, oldest first."""
+
+    @abstractmethod
+    def kinds(self) -> dict[str, str]:
+        """Return the kind of each metadata column, oldest first: "text", "integer" or "number"."""
 
     @abstractmethod
     def listing(
@@ -110,6 +70,15 @@ class Contents(ABC):
         Raises:
             InputError: The condition or the order is invalid.
         """
+
+    def pages(self) -> Iterator[list[Item]]:
+        """Yield all items by id, some thousands at a time; see `listing`."""
+        place = None
+        while True:
+            items, place = self.listing(None, Order(), place, arrow.AT_ONCE)
+            yield items
+            if place is None:
+                return
 
     @abstractmethod
     def facets(self, columns: Sequence[str], where: str | None, limit: int) -> Facets:
@@ -141,8 +110,13 @@ class Contents(ABC):
         return []
 
 
-class SearchableGallery(ABC):
+class SearchableGallery(Displayed, ABC):
     """Everything that commands, API and page need to search and show a gallery.
+
+    A gallery is also a table by `__arrow_c_stream__`, with a row for each item: `polars.DataFrame(gallery)`,
+    `duckdb.sql("from gallery")`, `pandas.DataFrame.from_arrow(gallery)`. The columns are id, key, path,
+    label, width, height and those of the metadata. The items are read as the consumer asks, some thousands
+    at a time.
 
     Attributes:
         root: Folder of the image files, if they were moved after they were added.
@@ -270,16 +244,37 @@ class SearchableGallery(ABC):
     def info(self) -> dict[str, Any]:
         """Return facts about the gallery as plain values."""
 
+    # ---- as a value
+
+    def __repr__(self) -> str:
+        try:
+            facts = [
+                pluralize(len(self), "image"),
+                f"{self.manifest.dim} dimensions",
+                f"index {self.index_kind}",
+            ]
+        except LookalikeError as error:
+            facts = [str(error)]
+        return f"<{type(self).__name__} {self.folder}: {', '.join(facts)}>"
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Return all items as a capsule of an Arrow stream.
+
+        Raises:
+            InputError: pyarrow is not installed.
+            LookalikeError: The gallery is damaged, or its database cannot be reached.
+        """
+        contents = self.contents
+        return table_stream(contents.pages(), ITEM_KINDS, contents.kinds(), requested_schema)
+
     # ---- searching
 
     @takes_search_options
-    def search(
-        self, image: ImageSource, k: int = SearchOptions.k, **options: Unpack[SearchKeywords]
-    ) -> list[Hit]:
+    def search(self, image: ImageSource, k: int = SearchOptions.k, **options: Unpack[SearchKeywords]) -> Hits:
         """Return the k items most similar to an image, best first; equal scores by id.
 
         Args:
-            image: A path, the bytes of a file, a Pillow image or an array uint8 [H, W, 3].
+            image: A path, the bytes of a file, a Pillow image, or an array or tensor uint8 [H, W, 3].
             k: Number of hits; fewer if there are no more.
             options: Further fields of `SearchOptions`, such as `where` and `min_score`.
 
@@ -290,9 +285,7 @@ class SearchableGallery(ABC):
         return self.find(self.embedder.embed([image]), SearchOptions(k, **options))[0]
 
     @takes_search_options
-    def search_id(
-        self, item: int | str, k: int = SearchOptions.k, **options: Unpack[SearchKeywords]
-    ) -> list[Hit]:
+    def search_id(self, item: int | str, k: int = SearchOptions.k, **options: Unpack[SearchKeywords]) -> Hits:
         """Return the k items most similar to an item, given by id or key, without the item itself.
 
         The other arguments are those of `search`.
@@ -304,7 +297,7 @@ class SearchableGallery(ABC):
     @takes_search_options
     def search_vectors(
         self, queries: np.ndarray, k: int = SearchOptions.k, **options: Unpack[SearchKeywords]
-    ) -> list[list[Hit]]:
+    ) -> list[Hits]:
         """Return the hits of each query, float32 [N, D] of unit length from this gallery's model.
 
         The other arguments are those of `search`.
@@ -313,7 +306,7 @@ class SearchableGallery(ABC):
 
     def find(
         self, queries: np.ndarray, options: SearchOptions, own: Sequence[tuple[int, ...]] | None = None
-    ) -> list[list[Hit]]:
+    ) -> list[Hits]:
         """Return the hits of each query; `search_vectors` with the options in one value.
 
         Args:
@@ -324,6 +317,12 @@ class SearchableGallery(ABC):
         Raises:
             InputError: An option is invalid, or the queries have another shape.
         """
+        kinds = self.contents.kinds
+        return [Hits(hits, kinds) for hits in self._find(queries, options, own)]
+
+    def _find(
+        self, queries: np.ndarray, options: SearchOptions, own: Sequence[tuple[int, ...]] | None
+    ) -> list[list[Hit]]:
         if options.order is not None:
             return self._in_order(queries, options, Order.parse(options.order), own)
         calibration = self.calibration if options.has_probabilities else None
@@ -363,7 +362,7 @@ class SearchableGallery(ABC):
             error.args, error.pointer = (f"order: {error}",), "#/order"
             raise
         most = replace(options, k=max(options.k, MOST_CANDIDATES), order=None)
-        found = self.find(queries, most, own)
+        found = self._find(queries, most, own)
         return [_ordered(hits, column, order.descending)[: options.k] for hits in found]
 
     @abstractmethod

@@ -15,12 +15,13 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from retrieval.arrow import load_pyarrow
 from retrieval.errors import InputError, did_you_mean
-from retrieval.machine.extras import needs
 from retrieval.storage.records import Value
 
 _PATH, _ID, _LABEL = "path", "id", "label"
@@ -371,12 +372,8 @@ def import_pyarrow(file: Path) -> tuple[Any, Any]:
     Raises:
         InputError: pyarrow is not installed, which `file` needs.
     """
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ModuleNotFoundError as error:
-        raise InputError(f"{file}: Parquet {needs('pyarrow')}") from error
-    return pyarrow, pyarrow.parquet
+    pyarrow = load_pyarrow(f"{file}: Parquet")
+    return pyarrow, import_module("pyarrow.parquet")
 
 
 def _parquet(file: Path, required: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -16,6 +16,7 @@ from typing import IO
 
 import numpy as np
 
+from retrieval.arrow import AT_ONCE, record_batch, table_schema
 from retrieval.errors import InputError
 from retrieval.files import atomic_write, now
 from retrieval.galleries.database import DatabaseView
@@ -25,18 +26,16 @@ from retrieval.galleries.searchable import SearchableGallery
 from retrieval.images.location import shown
 from retrieval.ingest.store_transfer import StoreImport, types_of
 from retrieval.ingest.tables import TableReport, import_pyarrow
-from retrieval.ingest.vector_files import VECTOR, Chunk, NpyVectors, VectorFile, open_vectors
+from retrieval.ingest.vector_files import Chunk, NpyVectors, VectorFile, open_vectors
 from retrieval.ingest.vector_items import COLUMNS, VectorItems
 from retrieval.ingest.vector_shards import ShardVectors
 from retrieval.model.embedder import Embedder
 from retrieval.model.runtime import Runtime
 from retrieval.progress import Progress
 from retrieval.storage.identity import check_storage
-from retrieval.storage.queries import column_type
-from retrieval.storage.records import IndexSpec, Value
+from retrieval.storage.records import IndexSpec
 from retrieval.stores.address import Address
 
-AT_ONCE = 16_384  # rows of an export in memory
 _INTEGERS = ("width", "height")
 
 
@@ -81,8 +80,7 @@ def export_vectors(
 
 def rows_of_files(gallery: FilesView, progress: Progress) -> tuple[Mapping[str, str], Iterator[Chunk]]:
     """Return the kinds of the metadata columns, and all items by id; see `Rows`."""
-    kinds = {name: column_type(gallery.store, name) or "integer" for name in gallery.contents.columns()}
-    return kinds, _chunks_of(gallery, progress)
+    return gallery.contents.kinds(), _chunks_of(gallery, progress)
 
 
 def _chunks_of(gallery: FilesView, progress: Progress) -> Iterator[Chunk]:
@@ -131,10 +129,8 @@ def _write_header(file: IO[bytes], count: int, dim: int) -> None:
 
 def _write_parquet(target: Path, dim: int, kinds: Mapping[str, str], chunks: Iterable[Chunk]) -> int:
     """Write a Parquet file, and return the number of rows."""
-    pa, parquet = import_pyarrow(target)
-    types = {"number": pa.float64(), "integer": pa.int64(), "text": pa.string()}
-    fields = [(name, types[kind]) for name, kind in kinds.items()]
-    layout = pa.schema([*fields, (VECTOR, pa.list_(pa.float32(), dim))])
+    _, parquet = import_pyarrow(target)
+    layout = table_schema(kinds, dim)
     # Vectors neither repeat nor compress: trying both takes most of the time.
     options = {"use_dictionary": list(kinds), "compression": "NONE", "write_statistics": list(kinds)}
     count = 0
@@ -143,19 +139,9 @@ def _write_parquet(target: Path, dim: int, kinds: Mapping[str, str], chunks: Ite
         closing(parquet.ParquetWriter(draft, layout, **options)) as file,
     ):
         for chunk in chunks:
-            arrays = [pa.array(_cast(chunk.columns[name], kinds[name]), kind) for name, kind in fields]
-            flat = pa.array(np.ascontiguousarray(chunk.vectors).reshape(-1))
-            arrays.append(pa.FixedSizeListArray.from_arrays(flat, dim))
-            file.write_batch(pa.record_batch(arrays, schema=layout))
+            file.write_batch(record_batch(layout, chunk.columns, chunk.vectors))
             count += len(chunk.vectors)
     return count
-
-
-def _cast(values: list[Value], kind: str) -> list[Value]:
-    """Return values of a column as one type: a column of text may have numbers from earlier versions."""
-    if kind != "text" or {*map(type, values)} <= {str, type(None)}:
-        return values
-    return [None if value is None else str(value) for value in values]
 
 
 # ---- import

@@ -16,11 +16,11 @@ from typing import IO, Any, Protocol
 
 import numpy as np
 
+from retrieval.arrow import VECTOR
 from retrieval.errors import InputError
 from retrieval.ingest.tables import CsvTable, TableReport, arrow_values, import_pyarrow, plain_values
 from retrieval.storage.records import Value
 
-VECTOR = "vector"  # column of a Parquet file
 _VECTORS = "vectors"  # array of a .npz file
 _BUFFER = 2**20
 _SUFFIXES = (".parquet", ".npy", ".npz")

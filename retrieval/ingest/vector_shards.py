@@ -28,10 +28,11 @@ from typing import Any
 
 import numpy as np
 
+from retrieval.arrow import VECTOR
 from retrieval.errors import ImageError, InputError
 from retrieval.ingest.pipeline import Embedded
 from retrieval.ingest.tables import arrow_values, import_pyarrow
-from retrieval.ingest.vector_files import VECTOR, Chunk
+from retrieval.ingest.vector_files import Chunk
 from retrieval.ingest.vector_items import COLUMNS, CONTENT, MTIME, SIZE
 from retrieval.model.embedder import Embedder
 from retrieval.storage.records import Value

@@ -16,6 +16,7 @@ import numpy as np
 import onnxruntime as ort
 from PIL import Image
 
+from retrieval.display import Displayed
 from retrieval.errors import InputError, LookalikeError
 from retrieval.images.decode import BATCH
 from retrieval.images.load import ImageSource, load_image
@@ -37,7 +38,7 @@ _PARTS = ("format", "preprocess", "embedding", "provenance")
 _MIN_REPETITIONS = 3  # of a latency measurement
 
 
-class Embedder:
+class Embedder(Displayed):
     """Model file written by `lookalike export`, loaded for inference.
 
     Args:
@@ -132,6 +133,10 @@ class Embedder:
         elif not file.exists() and hub.is_repository(str(name)):
             file = hub.download_model(str(name), revision)
         return cls.open(file, runtime or Runtime())
+
+    def __repr__(self) -> str:
+        side = self.preprocess.size
+        return f"<Embedder {self.path}: {side} x {side} pixels to {self.dim} dimensions, {self.provider}>"
 
     @property
     def provider(self) -> str:

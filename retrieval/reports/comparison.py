@@ -30,14 +30,28 @@ def render_comparison(comparison: Comparison, pick: Pick | None = None) -> str:
         comparison: The comparison.
         pick: Maps images to gallery items, which become buttons.
     """
-    keys = {key for row in comparison.rows for key in row.numbers}
     return render_template(
         "comparison.html",
-        comparison=comparison,
-        title=data_title(comparison.data),
-        summary=[verdict_sentence(comparison, pair) for pair in comparison.pairs],
-        names=[row.name for row in comparison.rows],
-        rows=[
+        **_numbers_context(comparison),
+        recall_figure=comparison_recall_figure(comparison),
+        pairs=[_pair_context(comparison, pair, pick) for pair in comparison.pairs],
+    )
+
+
+def render_comparison_summary(comparison: Comparison) -> str:
+    """Render the verdicts and numbers of a comparison, without figures and pictures."""
+    return render_template("comparison_summary.html", **_numbers_context(comparison))
+
+
+def _numbers_context(comparison: Comparison) -> dict[str, Any]:
+    """Return the variables of the verdicts and of comparison_numbers.html."""
+    keys = {key for row in comparison.rows for key in row.numbers}
+    return {
+        "comparison": comparison,
+        "title": data_title(comparison.data),
+        "summary": [verdict_sentence(comparison, pair) for pair in comparison.pairs],
+        "names": [row.name for row in comparison.rows],
+        "rows": [
             {
                 "column": column,
                 "cells": [
@@ -47,12 +61,10 @@ def render_comparison(comparison: Comparison, pick: Pick | None = None) -> str:
             }
             for column in shown_columns(keys, comparison.ks)
         ],
-        p_values=[row_p_value(comparison, row) for row in comparison.rows],
-        several_runs=any(row.runs > 1 for row in comparison.rows),
-        notes=comparison_notes(comparison),
-        recall_figure=comparison_recall_figure(comparison),
-        pairs=[_pair_context(comparison, pair, pick) for pair in comparison.pairs],
-    )
+        "p_values": [row_p_value(comparison, row) for row in comparison.rows],
+        "several_runs": any(row.runs > 1 for row in comparison.rows),
+        "notes": comparison_notes(comparison),
+    }
 
 
 def _pair_context(comparison: Comparison, pair: PairedComparison, pick: Pick | None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from retrieval.reports.text_tables import OTHERS, THESE, class_interval_note, in
 
 _CONFUSIONS = 12
 _CLASSES = 20
+_SUMMARY_QUERIES = 3
 _OPENED, _OPENED_QUERIES = 10, 6  # classes whose queries are shown, and queries of each
 
 
@@ -24,7 +25,6 @@ def render_report(report: Report, pick: Pick | None = None) -> str:
         report: The report.
         pick: Maps images to gallery items, which become buttons.
     """
-    keys = {key for result in report.results for key in result.values}
     sections = {
         "hardest": report.findings,
         "confusions": report.findings and report.findings.confusions,
@@ -35,24 +35,44 @@ def render_report(report: Report, pick: Pick | None = None) -> str:
     }
     return render_template(
         "report.html",
-        report=report,
-        title=data_title(report.data),
-        summary=summary_sentence(report),
-        headline=_headline(report),
+        **_numbers_context(report),
         sections=[(name, _SECTIONS[name]) for name, there in sections.items() if there],
-        head=["Metric", *(result.title for result in report.results)],
-        rows=[
-            {"column": column, "cells": [_cell(column, result, report.results) for result in report.results]}
-            for column in shown_columns(keys, report.ks)
-        ],
-        has_intervals=any(result.intervals for result in report.results),
-        has_class_intervals=any(result.class_intervals for result in report.results),
-        has_spreads=any(result.spreads for result in report.results),
-        notes=[*filter(None, [class_interval_note(report)]), *report.notes],
         recall_figure=report_recall_figure(report),
         findings=report.findings,
         **(_findings_context(report.findings, pick) if report.findings else {}),
     )
+
+
+def render_report_summary(report: Report) -> str:
+    """Render the numbers of a report and a few of its hardest queries, without figures."""
+    hardest: list[dict[str, Any]] = []
+    if report.findings is not None:
+        findings, some = report.findings, report.findings.hardest[:_SUMMARY_QUERIES]
+        paths = [findings.queries.path[hard.query] for hard in some]
+        paths += [neighbour.path for hard in some for neighbour in _shown_neighbours(hard)]
+        tiles = TileSet(map(findings.absolute, paths))
+        hardest = [_hard_query_context(findings, hard, tiles) for hard in some]
+    return render_template("report_summary.html", **_numbers_context(report), hardest=hardest)
+
+
+def _numbers_context(report: Report) -> dict[str, Any]:
+    """Return the variables of headline.html and numbers.html."""
+    keys = {key for result in report.results for key in result.values}
+    return {
+        "report": report,
+        "title": data_title(report.data),
+        "summary": summary_sentence(report),
+        "headline": _headline(report),
+        "head": ["Metric", *(result.title for result in report.results)],
+        "rows": [
+            {"column": column, "cells": [_cell(column, result, report.results) for result in report.results]}
+            for column in shown_columns(keys, report.ks)
+        ],
+        "has_intervals": any(result.intervals for result in report.results),
+        "has_class_intervals": any(result.class_intervals for result in report.results),
+        "has_spreads": any(result.spreads for result in report.results),
+        "notes": [*filter(None, [class_interval_note(report)]), *report.notes],
+    }
 
 
 _SECTIONS = {

@@ -13,8 +13,7 @@ from PIL import Image
 from retrieval.images.decode import Decoded, decode_ahead
 
 SIDE = 112  # pixels
-# Tile of an image that cannot be read; it fits light and dark pages.
-_MISSING = (
+_CROSS = (
     b"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 8 8' width='112' height='112'>"
     b"<path d='M0 0h8v8H0z' fill='#8a8f98' fill-opacity='.3'/><path d='M2 2l4 4M6 2L2 6' stroke='#8a8f98' "
     b"stroke-width='.4' stroke-linecap='round'/></svg>"
@@ -27,8 +26,8 @@ def thumbnails(paths: Iterable[Path]) -> Mapping[Path, str]:
     They are re-encoded from their pixels, without EXIF, colour profile and comments of the file.
     """
     wanted = list(dict.fromkeys(paths))
-    found = zip(wanted, decode_ahead(wanted, _shrink), strict=True)
-    return {path: _encoded(file.pixels) if isinstance(file, Decoded) else _NONE for path, file in found}
+    found = zip(wanted, decode_ahead(wanted, _shrink, side=SIDE), strict=True)
+    return {path: _encoded(file.pixels) if isinstance(file, Decoded) else MISSING for path, file in found}
 
 
 def _shrink(image: Image.Image) -> np.ndarray:
@@ -53,4 +52,5 @@ def _uri(media_type: str, data: bytes) -> str:
     return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
 
 
-_NONE = _uri("image/svg+xml", _MISSING)
+# Tile of an image that cannot be read; it fits light and dark pages.
+MISSING = _uri("image/svg+xml", _CROSS)

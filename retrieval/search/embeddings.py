@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from retrieval import arrow
 from retrieval.progress import Progress
 from retrieval.search.snapshot import Snapshot
 from retrieval.storage.queries import labelled_ids
@@ -15,9 +17,12 @@ from retrieval.storage.store import Store
 _CHUNK = 10_000  # items in memory at a time
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class StoredEmbeddings:
     """Embeddings of a gallery's items, by id.
+
+    They are also a table by `__arrow_c_stream__`, with the columns id, label, content_sha256 and vector, a
+    list of D float32; the vectors are not copied.
 
     Attributes:
         ids: Item ids, int64 [N], ascending.
@@ -32,6 +37,25 @@ class StoredEmbeddings:
     labels: list[str | None]
     contents: list[str]
     total: int
+
+    def __repr__(self) -> str:
+        count, dim = self.vectors.shape
+        return f"<StoredEmbeddings: {count:,} vectors of {dim} dimensions, of {self.total:,}>"
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Return the embeddings as a capsule of an Arrow stream.
+
+        Raises:
+            InputError: pyarrow is not installed.
+        """
+        kinds = {"id": "integer", "label": "text", "content_sha256": "text"}
+        schema = arrow.table_schema(kinds, self.vectors.shape[1])
+        columns: dict[str, Any] = {"id": self.ids, "label": self.labels, "content_sha256": self.contents}
+        batches = (
+            arrow.record_batch(schema, {name: v[some] for name, v in columns.items()}, self.vectors[some])
+            for some in arrow.slices(len(self.ids))
+        )
+        return arrow.stream(schema, batches, requested_schema)
 
 
 def read_embeddings(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sized
 from dataclasses import dataclass, field, fields
 from functools import wraps
 from types import NoneType
@@ -179,7 +179,7 @@ class SearchOptions:
         """Whether the hits of a calibrated gallery have probabilities: scores are cosines of images."""
         return self.calibrated and self.rerank == "none"
 
-    def is_nothing_like_it(self, hits: Sequence[object]) -> bool:
+    def is_nothing_like_it(self, hits: Sized) -> bool:
         """Return whether the answer is that the gallery has nothing like the query."""
         return self.min_probability is not None and not hits
 

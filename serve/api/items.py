@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from retrieval.errors import InputError
-from retrieval.galleries.searchable import Item, SearchableGallery
+from retrieval.galleries.items import Item
+from retrieval.galleries.searchable import SearchableGallery
 from retrieval.storage.facets import Facet, Facets
 from retrieval.storage.listing import Order, Place
 from serve.api.bodies import JSON, read_body

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from retrieval.errors import ImageError, InputError, LookalikeError, StoreError, did_you_mean
-from retrieval.galleries.searchable import Hit, Item
+from retrieval.galleries.items import Hit, Hits, Item
 from retrieval.search.options import SearchOptions
 from serve.addresses import api_of
 from serve.api.bodies import BYTES, FORM, JSON, Body, read_body
@@ -446,7 +446,7 @@ def _hit(hit: Hit, summary: GallerySummary, gallery: str | None = None) -> answe
 
 
 def _batch_result(
-    hits: list[Hit] | InputError, options: SearchOptions, request: Request, summary: GallerySummary
+    hits: Hits | InputError, options: SearchOptions, request: Request, summary: GallerySummary
 ) -> answers.BatchResult:
     if isinstance(hits, InputError):
         return answers.BatchResult(problem=problem_details(hits, request))

@@ -13,7 +13,7 @@ from enum import Enum
 import numpy as np
 
 from retrieval.errors import InputError, LockedError, LookalikeError, StoreError
-from retrieval.galleries.searchable import Item, item_values
+from retrieval.galleries.items import Item, item_values
 from retrieval.ingest.editor import Editor
 from retrieval.ingest.uploads import StoredUpload, Upload
 from retrieval.search.where import is_text

@@ -6,7 +6,8 @@ from collections import Counter
 
 import numpy as np
 
-from retrieval.galleries.searchable import Item, SearchableGallery
+from retrieval.galleries.items import Item
+from retrieval.galleries.searchable import SearchableGallery
 
 _CANDIDATES = 10  # for each example
 

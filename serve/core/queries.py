@@ -14,7 +14,8 @@ import numpy as np
 from PIL import Image
 
 from retrieval.errors import ImageError, InputError
-from retrieval.galleries.searchable import Item, SearchableGallery
+from retrieval.galleries.items import Item
+from retrieval.galleries.searchable import SearchableGallery
 from retrieval.images.load import OpenedImage, open_bytes, read_bytes
 from retrieval.images.preprocess import Box
 from retrieval.machine.resources import cores

@@ -12,7 +12,8 @@ from PIL import Image
 
 from retrieval.analysis.heatmaps import Heatmaps, heatmaps_of_pixels
 from retrieval.errors import ConditionError, ImageError, InputError
-from retrieval.galleries.searchable import Hit, Item, SearchableGallery
+from retrieval.galleries.items import Hits, Item
+from retrieval.galleries.searchable import SearchableGallery
 from retrieval.gallery import Gallery
 from retrieval.images.load import load_image
 from retrieval.images.preprocess import Box
@@ -63,7 +64,7 @@ class QueryResults:
         summary: Summary of the gallery that was searched.
     """
 
-    found: list[list[Hit] | InputError]
+    found: list[Hits | InputError]
     summary: GallerySummary
 
 
@@ -518,7 +519,7 @@ def check_condition(text: str | None) -> None:
 
 def _search(
     gallery: SearchableGallery, queries: Sequence[ResolvedQuery | InputError], options: SearchOptions
-) -> list[list[Hit] | InputError]:
+) -> list[Hits | InputError]:
     """Return the hits of each query, or the error in it."""
     good = [query for query in queries if not isinstance(query, InputError)]
     try:

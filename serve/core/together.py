@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from retrieval.errors import InputError
-from retrieval.galleries.searchable import Hit
+from retrieval.galleries.items import Hit
 from retrieval.search.options import SearchOptions
 from serve.core.errors import ModelMismatchError
 from serve.core.queries import AnyQuery

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, Request, expect
 
-from retrieval.galleries.searchable import Hit
+from retrieval.galleries.items import Hit
 from tests.serve.serving import Server
 
 expect.set_options(timeout=30_000)  # milliseconds: machines may be busy

@@ -15,7 +15,7 @@ from retrieval.commands.device_options import search_device_option
 from retrieval.commands.options import combine_options
 from retrieval.curation.duplicate_groups import Group, NearDuplicates
 from retrieval.curation.thinning import RULES, Thinning, plan_thinning
-from retrieval.galleries.searchable import Item
+from retrieval.galleries.items import Item
 from retrieval.gallery import Gallery
 from retrieval.machine.devices import Device
 from retrieval.model.runtime import Runtime

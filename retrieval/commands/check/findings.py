@@ -13,7 +13,7 @@ import click
 from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.options import combine_options, sheet_option
 from retrieval.files import write_csv
-from retrieval.galleries.searchable import Item
+from retrieval.galleries.items import Item
 from retrieval.reports.sheet import SheetRow, check_sheet_path, write_sheet
 
 _COLUMNS = ("key", "path", "label", "decision")  # of every table; `lookalike check decide` reads them

@@ -15,7 +15,7 @@ from retrieval.curation.quality import FAULTS, Finding, Inspection, inspect_gall
 from retrieval.errors import InputError
 from retrieval.evaluation.report import json_lines
 from retrieval.files import now, write_texts
-from retrieval.galleries.searchable import Item
+from retrieval.galleries.items import Item
 from retrieval.gallery import Gallery
 from retrieval.reports.sheet import SheetImage, SheetRow, write_sheet
 from retrieval.text import align_columns, pluralize

@@ -19,7 +19,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from retrieval import Embedder, Gallery, InputError, LookalikeError
-from retrieval.galleries.searchable import Hit, SearchableGallery
+from retrieval.galleries.items import Hit
+from retrieval.galleries.searchable import SearchableGallery
 from retrieval.gallery import DatabaseGallery
 from retrieval.model.layer import Layer
 from retrieval.search.calibration import DEPTH, NAME, Calibration, summary, write_calibration

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from retrieval import Embedder, Gallery, ImageError, InputError, LookalikeError, load_image
-from retrieval.galleries.searchable import Hit
+from retrieval.galleries.items import Hit
 from retrieval.search.options import SearchOptions
 from serve.core.queries import SingleQuery
 from serve.core.service import SearchService

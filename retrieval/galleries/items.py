@@ -1,0 +1,179 @@
+"""Items of a gallery, and hits: items with their scores. Both are tables for other libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, SupportsIndex, overload
+
+from retrieval import arrow
+from retrieval.display import Displayed
+from retrieval.search.vectors import bounded_cosine
+from retrieval.storage.records import StoredItem
+from retrieval.text import align_columns, pluralize
+
+# Columns of a table of items, in this order and before the metadata columns, and their kinds.
+ITEM_KINDS = {
+    "id": "integer",
+    "key": "text",
+    "path": "text",
+    "label": "text",
+    "width": "integer",
+    "height": "integer",
+}
+HIT_KINDS = {**ITEM_KINDS, "score": "score", "probability": "score"}
+_PRINTED = 20  # hits in the text that stands for many
+
+
+@dataclass(frozen=True)
+class Item(Displayed):
+    """An image in a gallery.
+
+    Attributes:
+        id: Number of the item, which stays with the key and is never used for another one.
+        path: Path of its file; empty if it has none.
+        label: Label, if any.
+        metadata: Values by column, without the missing ones.
+        key: Stable id: the one that the user gave it, or its path.
+        width, height: Image size in pixels; 0 if unknown.
+    """
+
+    id: int
+    path: str
+    label: str | None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    key: str = ""
+    width: int = 0
+    height: int = 0
+
+
+# The values of an `Item`: making one takes longer than a tuple, and a search makes many.
+ItemValues = tuple[int, str, str | None, dict[str, Any], str, int, int]
+
+
+def item_values(item: StoredItem, path: str) -> ItemValues:
+    """Return the values of an `Item`, whose file is at `path`."""
+    return item.id, path, item.label, item.metadata, item.key, item.width, item.height
+
+
+@dataclass(frozen=True)
+class Hit(Item):
+    """A search result.
+
+    Attributes:
+        score: Cosine similarity to the query, unless re-ranked; see `retrieval.search.options.RERANKS`.
+        probability: Probability that it shows the same thing as the query, 1 if it is the same picture;
+            `None` in a gallery that is not calibrated, and if re-ranked. See `retrieval.search.calibration`.
+    """
+
+    score: float = 0.0
+    probability: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "score", bounded_cosine(self.score))
+
+
+class Hits(Displayed):
+    """The hits of a query, best first: a sequence that compares as a list does.
+
+    It is also a table by `__arrow_c_stream__`, with a row for each hit: `pandas.DataFrame.from_arrow(hits)`,
+    `polars.DataFrame(hits)`, `duckdb.sql("from hits")`, `pyarrow.table(hits)`. The columns are id, key,
+    path, label, width, height, score, probability and those of the metadata; their types are the gallery's.
+    It is no `list` and no `Sequence`, since polars and pyarrow would look at the elements instead.
+
+    Args:
+        hits: Hits.
+        kinds: Function that returns the kind of each metadata column of the gallery; `None` to tell them by
+            the values.
+
+    Raises:
+        InputError: By `__arrow_c_stream__`: pyarrow is not installed.
+    """
+
+    __hash__ = None  # type: ignore[assignment]
+    __slots__ = ("_hits", "_kinds")
+
+    def __init__(self, hits: list[Hit], kinds: Callable[[], dict[str, str]] | None = None) -> None:
+        self._hits, self._kinds = hits, kinds
+
+    def __len__(self) -> int:
+        return len(self._hits)
+
+    def __iter__(self) -> Iterator[Hit]:
+        return iter(self._hits)
+
+    def __reversed__(self) -> Iterator[Hit]:
+        return reversed(self._hits)
+
+    @overload
+    def __getitem__(self, place: SupportsIndex) -> Hit: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Hits: ...
+
+    def __getitem__(self, place: SupportsIndex | slice) -> Hit | Hits:
+        found = self._hits[place]
+        return Hits(found, self._kinds) if isinstance(found, list) else found
+
+    def __eq__(self, other: object) -> bool:
+        return self._hits == (other._hits if isinstance(other, Hits) else other)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Hits, (self._hits,)  # without the gallery, which is open in this process
+
+    def __repr__(self) -> str:
+        rows = [[f"{hit.score:.4f}", hit.label or "-", hit.path or hit.key] for hit in self._hits[:_PRINTED]]
+        lines = align_columns([["score", "label", "path"], *rows], right={0}) if rows else []
+        if more := len(self._hits) - len(rows):
+            lines.append(f"... {more:,} more")
+        return "\n".join([pluralize(len(self._hits), "hit"), *lines])
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Return the hits as a capsule of an Arrow stream."""
+        kinds = _kinds_of_values(self._hits) if self._kinds is None else self._kinds()
+        parts = (self._hits[some] for some in arrow.slices(len(self._hits)))
+        return table_stream(parts, HIT_KINDS, kinds, requested_schema)
+
+
+def table_stream(
+    pages: Iterable[Sequence[Item]],
+    own: Mapping[str, str],
+    metadata: Mapping[str, str],
+    requested_schema: object | None = None,
+) -> object:
+    """Return items as a capsule of an Arrow stream, a batch for each page.
+
+    A metadata column with the name of another column is called `metadata.NAME`; databases do not tell upper
+    from lower case.
+
+    Args:
+        pages: Items or hits, page by page.
+        own: Kinds of the columns of the items themselves: `ITEM_KINDS` or `HIT_KINDS`.
+        metadata: Kind of each metadata column.
+        requested_schema: Capsule of the schema that the consumer asks for.
+
+    Raises:
+        InputError: pyarrow is not installed.
+    """
+    names = {name: f"metadata.{name}" if name.lower() in own else name for name in metadata}
+    schema = arrow.table_schema({**own, **{names[name]: kind for name, kind in metadata.items()}})
+
+    def columns(items: Sequence[Item]) -> dict[str, list[Any]]:
+        found = {name: [getattr(item, name) for item in items] for name in own}
+        return found | {shown: [item.metadata.get(name) for item in items] for name, shown in names.items()}
+
+    batches = (arrow.record_batch(schema, columns(page)) for page in pages)
+    return arrow.stream(schema, batches, requested_schema)
+
+
+def _kinds_of_values(items: Sequence[Item]) -> dict[str, str]:
+    """Return the kind of each metadata column, by the values of some items."""
+    types: dict[str, set[type]] = {}
+    for item in items:
+        for name, value in item.metadata.items():
+            types.setdefault(name, set()).add(type(value))
+    kinds = ((str, "text"), (float, "number"), (object, "integer"))
+    return {
+        name: next(kind for type_, kind in kinds if any(issubclass(one, type_) for one in found))
+        for name, found in types.items()
+    }
