@@ -26,6 +26,7 @@ import stat
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from PIL import ExifTags, Image, ImageCms, ImageOps, UnidentifiedImageError
@@ -56,7 +57,24 @@ _KINDS = {
 _RAW_EXIF, _MAX_RAW_EXIF = "Raw profile type exif", 2**17  # hexadecimal EXIF, in some PNG files
 _BAND = 2**20  # pixels per converted band
 
-ImageSource = str | os.PathLike[str] | bytes | Image.Image | np.ndarray
+
+class ArrayLike(Protocol):
+    """An array of any library that has `__array__`; one that has `__dlpack__` instead will do as well."""
+
+    def __array__(self) -> np.ndarray: ...
+
+
+class Tensor(Protocol):
+    """An array or tensor of any library that speaks DLPack."""
+
+    def __dlpack__(self) -> object: ...
+
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+
+ImageSource = str | os.PathLike[str] | bytes | Image.Image | np.ndarray | ArrayLike | Tensor
+# Devices of DLPack whose memory the CPU can read: its own, pinned and managed memory of CUDA, pinned of ROCm.
+_READABLE_DEVICES = {1, 3, 11, 13}
 
 # Pillow warns about large images (load_image rejects them earlier) and about broken metadata (irrelevant to
 # the pixels); in a run over many files these warnings would hide the important messages.
@@ -114,7 +132,8 @@ def load_image(source: ImageSource, *, side: int | None = None, max_pixels: int 
 
     Args:
         source: Path, which may be inside a tar file (`shard.tar/a/x.jpg`), or URL of remote storage; bytes of
-            a file; Pillow image; or array, uint8 [H, W], [H, W, 3] or [H, W, 4].
+            a file; Pillow image; or array or tensor, uint8 [H, W], [H, W, 3] or [H, W, 4], of any library
+            whose objects have `__dlpack__` or `__array__`, in memory that the CPU can read.
         side: Length in pixels to which the caller will scale the shorter side, `Preprocess.scaled` for a
             model. A JPEG may then be decoded at a reduced size, of at least twice that. `None` decodes at
             full size.
@@ -126,13 +145,41 @@ def load_image(source: ImageSource, *, side: int | None = None, max_pixels: int 
     if isinstance(source, Image.Image):
         image = _opened(source, "image", max_pixels).decode()[0]
         return image.copy() if image is source else image
-    if isinstance(source, np.ndarray):
-        return _opened(_from_array(source), "array", max_pixels).decode()[0]
     if isinstance(source, bytes):
         return open_bytes(source, "image", side=side, max_pixels=max_pixels).decode()[0]
+    if not isinstance(source, (str, os.PathLike)):
+        return _opened(_from_array(as_array(source)), "array", max_pixels).decode()[0]
     where = locate(source)
     data = read_bytes(where, regular=False)
     return open_bytes(data, str(where), side=side, max_pixels=max_pixels).decode()[0]
+
+
+def as_array(source: Any) -> np.ndarray:
+    """Return an array or tensor as NumPy's, without copying it where its library allows that.
+
+    Args:
+        source: Object with `__dlpack__` or `__array__`.
+
+    Raises:
+        ImageError: It is no array, or in memory that the CPU cannot read.
+    """
+    if isinstance(source, np.ndarray):
+        return source
+    name = type(source).__name__
+    try:
+        if hasattr(source, "__dlpack__"):
+            if source.__dlpack_device__()[0] not in _READABLE_DEVICES:
+                detail = "its pixels are in the memory of another device; copy it to the CPU, as by .cpu()"
+                raise ImageError(name, ImageError.NOT_AN_IMAGE, detail)
+            made: np.ndarray = np.from_dlpack(source)
+            return made
+        if hasattr(source, "__array__"):
+            return np.asarray(source)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        detail = f"it cannot be read as an array ({_brief(error)})"
+        raise ImageError(name, ImageError.NOT_AN_IMAGE, detail) from error
+    detail = "it is neither a path, the bytes of a file, an image nor an array"
+    raise ImageError(name, ImageError.NOT_AN_IMAGE, detail)
 
 
 def read_bytes(source: str | os.PathLike[str] | Location, *, regular: bool = True) -> bytes:
@@ -347,5 +394,11 @@ def _from_array(array: np.ndarray) -> Image.Image:
     shape_ok = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))
     if array.dtype != np.uint8 or not shape_ok:
         detail = f"expected uint8 [H, W], [H, W, 3] or [H, W, 4], got {array.dtype} {list(array.shape)}"
+        if array.dtype != np.uint8:
+            detail += "; convert it to grey levels from 0 to 255"
+        elif array.ndim == 3 and array.shape[0] in (1, 3, 4):
+            detail += "; put the channels last, as by numpy.moveaxis(image, 0, -1)"
+        elif array.ndim == 3:
+            detail += "; pass grey images as a list of [H, W]"
         raise ImageError("array", ImageError.NOT_AN_IMAGE, detail)
     return Image.fromarray(array)

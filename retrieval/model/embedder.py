@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnxruntime as ort
@@ -19,7 +20,7 @@ from PIL import Image
 from retrieval.display import Displayed
 from retrieval.errors import InputError, LookalikeError
 from retrieval.images.decode import BATCH
-from retrieval.images.load import ImageSource, load_image
+from retrieval.images.load import ImageSource, as_array, load_image
 from retrieval.images.preprocess import Preprocess
 from retrieval.machine.devices import Device
 from retrieval.model import hub
@@ -166,11 +167,12 @@ class Embedder(Displayed):
             for size in padded_sizes(min(most, self.batch_size)):
                 self.embed_in_one_run(np.zeros((size, side, side, 3), np.uint8))
 
-    def embed(self, images: Iterable[ImageSource], *, batch_size: int = 32) -> np.ndarray:
+    def embed(self, images: ImageSource | Iterable[ImageSource], *, batch_size: int = 32) -> np.ndarray:
         """Embed images.
 
         Args:
-            images: Paths, bytes of files, Pillow images or arrays; or one image, which gives [1, dim].
+            images: Paths, bytes of files, Pillow images, or arrays and tensors as `load_image` takes them; or
+                one image, which gives [1, dim]; or a batch in one array or tensor, uint8 [N, H, W, 3].
             batch_size: Images in memory at a time.
 
         Returns:
@@ -182,9 +184,8 @@ class Embedder(Displayed):
         """
         if batch_size < 1:
             raise InputError(f"batch_size must be at least 1, got {batch_size}")
-        if isinstance(images, (str, bytes, Path, Image.Image, np.ndarray)):
-            images = [images]
-        batches = [self.embed_pixels(batch) for batch in _batches(map(self.pixels, images), batch_size)]
+        sources = each_image(images)
+        batches = [self.embed_pixels(batch) for batch in _batches(map(self.pixels, sources), batch_size)]
         return np.concatenate(batches) if batches else np.empty((0, self.dim), np.float32)
 
     def embed_texts(self, texts: Sequence[str]) -> np.ndarray:
@@ -358,6 +359,22 @@ def measure_latency(embedder: Embedder, batch: int, *, seconds: float = 1.0) -> 
         embedder.embed_in_one_run(pixels)
         times.append(time.perf_counter() - start)
     return median(times)
+
+
+def each_image(images: ImageSource | Iterable[ImageSource]) -> Iterable[ImageSource]:
+    """Return the images of a collection, a batch in one array, or one image.
+
+    Raises:
+        ImageError: A tensor is in memory that the CPU cannot read.
+    """
+    if isinstance(images, (str, bytes, os.PathLike, Image.Image)):
+        return [images]
+    if not (hasattr(images, "__dlpack__") or hasattr(images, "__array__")):
+        return images
+    array = as_array(images)
+    if array.dtype.kind in "OSTU":  # paths, also a column of a table
+        return cast("Iterable[ImageSource]", array.tolist())
+    return array if array.ndim == 4 else [array]
 
 
 def _batches(items: Iterable[np.ndarray], size: int) -> Iterator[list[np.ndarray]]:

@@ -42,6 +42,84 @@ def test_batches_of_any_size_give_the_same_vectors(model_file: Path, shop: Path)
         embedder.embed(paths, batch_size=0)
 
 
+class OnlyDLPack:
+    """What is left of a tensor whose library nobody has."""
+
+    def __init__(self, array: np.ndarray, device: int = 1) -> None:
+        self._array, self._device = array, device
+
+    def __dlpack__(self, **options: object) -> object:
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._device, 0
+
+
+def test_arrays_and_tensors_are_embedded_as_the_images_that_they_hold(model_file: Path) -> None:
+    torch = pytest.importorskip("torch")
+    embedder, images = Embedder(model_file), [draw(seed) for seed in range(3)]
+    batch = np.stack([np.asarray(image) for image in images])
+    expected = embedder.embed(images)
+    made = torch.from_numpy(batch)
+    transposed = torch.from_numpy(np.ascontiguousarray(batch.transpose(0, 3, 1, 2))).permute(0, 2, 3, 1)
+    for given in (batch, made, transposed, list(made), list(batch), [made[0], images[1], batch[2]]):
+        np.testing.assert_array_equal(embedder.embed(given), expected)
+    np.testing.assert_array_equal(embedder.embed(OnlyDLPack(batch)), expected)
+    for one in (batch[1], made[1], OnlyDLPack(batch[1])):
+        np.testing.assert_array_equal(embedder.embed(one), expected[1:2])
+    assert embedder.embed(batch[:0]).shape == (0, embedder.dim)
+
+
+def test_columns_of_paths_are_embedded(model_file: Path, shop: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    embedder, paths = Embedder(model_file), sorted(map(str, shop.rglob("*.png")))
+    expected = embedder.embed(paths)
+    for column in (np.array(paths), pandas.Series(paths), pandas.Series(paths, index=range(9, 33))):
+        np.testing.assert_array_equal(embedder.embed(column), expected)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "hint"),
+    [
+        ((3, 40, 48), "uint8", "channels last"),
+        ((2, 3, 40, 48), "uint8", "channels last"),
+        ((40, 48, 3), "float32", "grey levels from 0 to 255"),
+        ((7, 40, 48), "uint8", r"list of \[H, W\]"),
+        ((2, 2, 40, 48, 3), "uint8", "got uint8"),
+    ],
+)
+def test_tensors_of_another_layout_are_refused(
+    model_file: Path, shape: tuple[int, ...], dtype: str, hint: str
+) -> None:
+    torch = pytest.importorskip("torch")
+    for make in (np.zeros, torch.zeros):
+        with pytest.raises(ImageError, match=hint):
+            Embedder(model_file).embed(
+                make(shape, dtype=getattr(torch if make is torch.zeros else np, dtype))
+            )
+
+
+def test_tensor_on_a_gpu_and_other_things_are_refused(model_file: Path) -> None:
+    embedder, pixels = Embedder(model_file), np.zeros((8, 8, 3), np.uint8)
+    with pytest.raises(ImageError, match=r"OnlyDLPack: .*another device; copy it to the CPU"):
+        embedder.embed(OnlyDLPack(pixels, device=2))
+    with pytest.raises(ImageError, match="neither a path"):
+        embedder.embed([7])
+
+
+def test_tensor_is_embedded_without_torch(model_file: Path) -> None:
+    program = (
+        "import sys, numpy as np\nfrom retrieval import Embedder\n"
+        "class Tensor:\n"
+        "    pixels = np.zeros((2, 8, 8, 3), np.uint8)\n"
+        "    def __dlpack__(self, **options): return self.pixels.__dlpack__(**options)\n"
+        "    def __dlpack_device__(self): return 1, 0\n"
+        f"print(len(Embedder({str(model_file)!r}).embed(Tensor())), 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.split() == ["2", "False"], done.stderr
+
+
 def test_pixels_of_any_number_give_the_same_vectors(model_file: Path) -> None:
     embedder = Embedder(model_file)
     pixels = np.random.default_rng(0).integers(0, 256, (201, 32, 32, 3), np.uint8)
