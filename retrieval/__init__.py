@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from retrieval.images.preprocess import Preprocess as Preprocess
     from retrieval.model.embedder import Embedder as Embedder
     from retrieval.model.runtime import Runtime as Runtime
+    from retrieval.model.transformer import EmbeddingTransformer as EmbeddingTransformer
     from retrieval.search.options import SearchOptions as SearchOptions
     from retrieval.storage.records import IndexSpec as IndexSpec
 
@@ -44,12 +45,13 @@ _MODULES = {
     "SearchOptions": "search.options",
     "load_image": "images.load",
 }
+_OPTIONAL = {"EmbeddingTransformer": "model.transformer"}  # needs scikit-learn; no part of `import *`
 __all__ = [*_MODULES, "metrics"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(import_module(f"retrieval.{_MODULES[name]}"), name)
+    if module := _MODULES.get(name) or _OPTIONAL.get(name):
+        return getattr(import_module(f"retrieval.{module}"), name)
     if name == "metrics":
         return import_module("retrieval.metrics")
     if name == "open_gallery":  # its former name
