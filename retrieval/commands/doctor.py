@@ -25,6 +25,7 @@ from retrieval.machine.installation import (
     install_command,
     module_problems,
     name_problems,
+    unused_cuda,
 )
 from retrieval.machine.resources import cores, physical_memory
 from retrieval.text import align_columns, pluralize
@@ -57,6 +58,8 @@ def doctor(as_json: bool) -> int:
     \b
       lookalike doctor
       lookalike doctor --json
+
+    What works but is larger than it need be, as a torch for CUDA without a GPU, is advice and not wrong.
 
     Exit codes: 0 nothing is wrong; 1 something is wrong, and its repair is printed.
     """
@@ -93,6 +96,7 @@ def doctor(as_json: bool) -> int:
         ],
         "uses": {use: _place(module, found, trials, loaded) for module, use in _COMMANDS.items()},
         "problems": [asdict(problem) for problem in problems],
+        "advice": [asdict(advice) for advice in ([] if problems else _advice(found, cards, driver))],
     }
     print_result(facts, as_json, list(_lines(facts)))
     return 1 if problems else 0
@@ -124,6 +128,16 @@ def _driver_problems(cards: Sequence[Gpu]) -> Iterator[Problem]:
         text = f"{pluralize(present, 'NVIDIA GPU')} in this machine, but the driver gives no access"
         repair = "install the NVIDIA driver, 580 or newer; in a container, pass the GPU to it (--gpus all)"
         yield Problem("", text, repair)
+
+
+def _advice(
+    found: dict[str, Build | None], cards: Sequence[Gpu], driver: tuple[int, int] | None
+) -> Iterator[Problem]:
+    """Yield what works and could be better."""
+    others = [build for module, build in found.items() if build and module != "torch"]
+    for_cpus = not cards and driver is None and not nvidia_cards() and all(one.for_cpus for one in others)
+    if for_cpus and (unused := unused_cuda(found)):
+        yield unused
 
 
 def _trial_problems(found: dict[str, Build | None], trials: Sequence[Tried]) -> Iterator[Problem]:
@@ -202,6 +216,9 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
     for problem in facts["problems"]:
         yield f"Wrong: {NAMES.get(problem['module'], problem['module']) or 'driver'}: {problem['text']}"
         yield f"  repair: {problem['repair']}"
+    for advice in facts["advice"]:
+        yield f"Advice: {NAMES[advice['module']]}: {advice['text']}"
+        yield f"  smaller: {advice['repair']}"
 
 
 def _library_text(build: dict[str, Any] | None) -> str:

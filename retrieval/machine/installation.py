@@ -32,6 +32,9 @@ _CUDA = {
     "onnxruntime": ("capi/build_and_package_info.py", r"cuda_version = '(\d+)\.(\d+)"),
     "torch": ("version.py", r"^cuda\b.*?= '(\d+)\.(\d+)"),
 }
+# What PyTorch's builds for CPUs do not need: distributions, and libraries in its own folder.
+_TORCH_CUDA = re.compile(r"(cuda|nvidia|triton|pytorch-triton)(-|$)")
+_TORCH_CUDA_FILES = re.compile(r"torch/lib/.*(cuda|nvshmem|nvrtc)")
 _CUDA_12 = ("faiss-gpu", "onnxruntime-gpu[cuda,cudnn]<1.27")
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("lookalike", "retrieval", "train", "serve", "export")  # ours
@@ -145,6 +148,36 @@ def name_problems() -> Iterator[Problem]:
             yield Problem(package, text, repair)
 
 
+def unused_cuda(found: Mapping[str, Build | None], path: Sequence[str] | None = None) -> Problem | None:
+    """Return how much of a torch for CUDA is of no use without an NVIDIA GPU; `None` if it is for CPUs.
+
+    It works all the same. pip has no option for a build of torch, uv has one.
+
+    Args:
+        found: Installed builds, by module.
+        path: Folders with the distributions; `None` for those of `sys.path`.
+    """
+    build = found["torch"]
+    if build is None or build.cuda is None:
+        return None
+    folders = list(dict.fromkeys(sys.path if path is None else path))
+    installed = {_name(one): one for one in reversed(list(distributions(path=folders)))}
+    parts, waiting = set[str](), ["torch"]
+    while waiting:
+        for line in installed[waiting.pop()].requires or ():
+            name = re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", line, maxsplit=1)[0]).lower()
+            if name in installed and name not in parts and _TORCH_CUDA.match(name):
+                parts.add(name)
+                waiting.append(name)
+    files = [file for name in sorted(parts) for file in installed[name].files or ()]
+    files += [file for file in installed["torch"].files or () if _TORCH_CUDA_FILES.match(file.as_posix())]
+    paths = {Path(str(file.locate())) for file in files}
+    size = sum(path.stat().st_size for path in paths if path.is_file())
+    text = f"{build} is built for CUDA {dotted(build.cuda)}: {size / 1e9:.2f} GB of it need an NVIDIA GPU"
+    torch = [name for name in ("torch", "torchvision", "torchaudio") if name in installed]
+    return Problem("torch", text, _torch_for_cpus_command(torch, sorted(parts)))
+
+
 def module_problems(
     module: str, found: Mapping[str, Build | None], cards: Sequence[Gpu], driver: tuple[int, int] | None
 ) -> Iterator[Problem]:
@@ -226,6 +259,25 @@ def _replace_command(old: Sequence[str], new: Sequence[str]) -> str:
         uninstall, install = f"{pip} uninstall -y", f"{pip} install"
     installing = f"{install} {' '.join(map(shlex.quote, new))}"
     return f"{uninstall} {' '.join(old)} && {installing}" if old else installing
+
+
+def _torch_for_cpus_command(torch: Sequence[str], rest: Sequence[str]) -> str:
+    """Return the command that installs PyTorch's builds for CPUs, and removes what those for CUDA needed.
+
+    In this order, so that nothing is lost if the builds cannot be had.
+    """
+    uv, where, python = "uv pip", "", shlex.quote(sys.executable)
+    steps = []
+    if installer() == "pip":
+        steps.append(f"{python} -m pip install uv")
+        uv = f"{python} -m uv pip"
+    if steps or _elsewhere("python"):
+        where = f" --python {python}"
+    again = " ".join(f"--reinstall-package {name}" for name in torch)
+    steps.append(f"{uv} install{where} --torch-backend cpu {again} {' '.join(torch)}")
+    if rest:
+        steps.append(f"{uv} uninstall{where} {' '.join(rest)}")
+    return " && ".join(steps)
 
 
 def _elsewhere(program: str) -> bool:

@@ -36,7 +36,21 @@ def test_this_environment(tmp_path: Path) -> None:
         text = lookalike_here("doctor", cwd=tmp_path).stdout
         assert "GPU           none; no NVIDIA driver\n" in text
         assert f"FAISS         {index['version']} ({index['distribution']})" in text
-        assert text.endswith("\nNothing is wrong.\n")
+        assert "\nNothing is wrong.\n" in text
+        assert bool(facts["advice"]) == bool(facts["libraries"]["torch"]["cuda"])
+        for advice in facts["advice"]:
+            assert text.endswith(f"Advice: torch: {advice['text']}\n  smaller: {advice['repair']}\n")
+            size = float(advice["text"].partition(": ")[2].partition(" GB")[0])
+            expected = size_of_cuda(Path(facts["libraries"]["torch"]["folder"]))
+            assert size * 1e9 == pytest.approx(expected, rel=0.02)
+
+
+def size_of_cuda(torch: Path) -> int:
+    """The bytes of torch that need a GPU, counted in its folders and not from records of distributions."""
+    files = [file for name in ("nvidia", "triton", "cuda") for file in (torch.parent / name).rglob("*")]
+    files += [file for file in (torch / "lib").iterdir() if "cuda" in file.name]
+    files = [file for file in files if "__pycache__" not in file.parts and file.is_file()]
+    return sum(file.stat().st_size for file in files)
 
 
 def test_both_pairs_and_a_library_that_cannot_be_loaded(

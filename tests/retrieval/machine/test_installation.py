@@ -220,6 +220,33 @@ def test_distribution_with_a_package_of_ours_is_named(
     assert "uninstall trainer" in problem.repair
 
 
+def test_what_only_a_gpu_needs_is_measured_and_removed_last(tmp_path: Path, elsewhere: None) -> None:
+    """Of the distributions that torch needs, directly or not, those of CUDA; others that are there stay."""
+    install(tmp_path, "torch")
+    record = tmp_path / "torch-2.15.0.dist-info" / "METADATA"
+    needs = "Requires-Dist: cuda-toolkit[cublas]==13.2\nRequires-Dist: sympy\n"
+    record.write_text(record.read_text() + needs)
+    for name, need in {
+        "cuda-toolkit": "nvidia.cublas",
+        "nvidia_cublas": "",
+        "sympy": "",
+        "nvidia-x": "",
+    }.items():
+        info = tmp_path / f"{name.replace('-', '_')}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Name: {name}\nVersion: 1.0\nRequires-Dist: {need or 'numpy'}\n")
+        (info / "RECORD").write_text(f"{name}.so,,\n")
+        (tmp_path / f"{name}.so").write_bytes(bytes(100_000_000))
+    unused = installation.unused_cuda(found_in(tmp_path), [str(tmp_path)])
+    assert unused is not None
+    assert unused.text == "torch 2.15.0 is built for CUDA 13.2: 0.20 GB of it need an NVIDIA GPU"
+    steps = unused.repair.split(" && ")
+    assert steps[-2].endswith(" --torch-backend cpu --reinstall-package torch torch")
+    assert steps[-1].split("uninstall")[1].split()[-2:] == ["cuda-toolkit", "nvidia-cublas"]
+    (tmp_path / "torch" / "version.py").write_text("cuda: str | None = None\n")
+    assert installation.unused_cuda(found_in(tmp_path), [str(tmp_path)]) is None
+
+
 def test_nothing_installed(tmp_path: Path) -> None:
     found = found_in(tmp_path)
     assert list(found.values()) == [None, None, None]
