@@ -159,13 +159,18 @@ class _Root(LazyGroup):
 
 
 def load_command(place: str) -> click.Command:
-    """Import a command of any package by its location, "module:attribute".
+    """Import a command of any package by its location; see `load`."""
+    return cast(click.Command, load(place))
+
+
+def load(place: str) -> Any:
+    """Import a command or function of any package by its location, "module:attribute".
 
     Raises:
         ModuleNotFoundError: The packages that it needs are not installed.
     """
     module, attribute = place.split(":")
-    return cast(click.Command, getattr(import_module(module), attribute))
+    return getattr(import_module(module), attribute)
 
 
 @click.group(

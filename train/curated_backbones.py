@@ -14,6 +14,15 @@ from typing import Any
 
 FILE = Path(__file__).with_suffix(".json")
 RETRIEVAL = ("Recall@1", "MAP@R")
+LITE0 = "timm:tf_efficientnet_lite0.in1k"
+STRONGEST = (
+    "timm:vit_small_patch14_reg4_dinov2.lvd142m",
+    "timm:vit_pe_core_small_patch16_384.fb",
+    "timm:convnext_tiny.fb_in22k",
+    "timm:tiny_vit_5m_224.dist_in22k",
+)
+"""Small permissive backbones that ought to find more than Lite0, by the data that they have learned from:
+nothing but Lite0 was measured here."""
 _SPEEDS = (("fast", 25.0), ("medium", 150.0))  # up to so many milliseconds
 
 
@@ -95,3 +104,27 @@ def curated_backbones() -> tuple[CuratedBackbone, ...]:
         for fields in json.loads(FILE.read_text())["backbones"]
     ]
     return tuple(sorted(rows, key=lambda row: row.milliseconds))
+
+
+def affordable(lite0: float, cores: int, rate: float) -> tuple[CuratedBackbone | None, float]:
+    """Return the strongest small backbone that this machine runs at a rate, and its images a second.
+
+    Small is up to 30 million parameters, a download of 120 MB. The order of strength is `STRONGEST`. The
+    times of the list are scaled by that of EfficientNet-Lite0.
+
+    Args:
+        lite0: Seconds that EfficientNet-Lite0 needs here for an image on one thread.
+        cores: Cores of the machine.
+        rate: Images a second that are wanted.
+
+    Returns:
+        The backbone, `None` if none that is stronger than Lite0 is fast enough, and its rate.
+    """
+    by_name = {row.name: row for row in curated_backbones()}
+    slower = 1000 * lite0 / by_name[LITE0].milliseconds
+    for name in STRONGEST:
+        row = by_name[name]
+        found = 1000 * cores / (slower * row.milliseconds)
+        if found >= rate:
+            return row, found
+    return None, 0.0

