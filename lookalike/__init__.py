@@ -10,11 +10,13 @@ module of one's own that has the name of one of our other packages, such as a tr
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 from lookalike.own_packages import secure
 
+TYPE_CHECKING = False  # as that of typing, whose import takes longer than all else here
 if TYPE_CHECKING:
+    from typing import Any
+
     from retrieval import Embedder as Embedder
     from retrieval import Gallery as Gallery
     from retrieval import Hit as Hit
@@ -55,7 +57,7 @@ _HOMES = {
 __all__ = [*_HOMES, *_MODULES]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name == "__version__":
         from importlib.metadata import version  # slow to import
 
@@ -64,7 +66,14 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module 'lookalike' has no attribute {name!r}")
     secure(home.partition(".")[0])
-    module = import_module(home)
+    try:
+        module = import_module(home)
+    except ModuleNotFoundError as error:
+        from retrieval.machine.extras import missing_extra
+
+        if hint := missing_extra(error):
+            raise ModuleNotFoundError(f"lookalike.{name} {hint}", name=error.name) from error
+        raise
     return module if name in _MODULES else getattr(module, name)
 
 

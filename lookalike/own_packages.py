@@ -4,13 +4,18 @@ Their names are common words. A script often has a train.py beside it, which com
 and our modules import each other by these names, so ours must be the ones in `sys.modules`.
 """
 
+from __future__ import annotations
+
 import os
 import sys
-from collections.abc import Callable
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec, spec_from_file_location
-from types import ModuleType
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any
 
 ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 # Our packages, each with those that its modules import.

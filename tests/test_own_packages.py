@@ -82,13 +82,24 @@ def test_what_was_not_imported_in_time_is_named(tmp_path: Path) -> None:
     assert "rename it, or import it before lookalike" in said
 
 
-@pytest.mark.parametrize("command", ["losses", "export", "serve", "search"])
-def test_command_runs_in_a_folder_with_programs_of_these_names(command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["here", "path"])
+@pytest.mark.parametrize("command", ["export", "serve"])
+def test_command_runs_beside_programs_of_these_names(command: str, place: str, tmp_path: Path) -> None:
+    """In the working folder, which processes of the command do not look into either; or elsewhere."""
     for name in PACKAGES:
         (tmp_path / f"{name}.py").write_text(PROGRAM)
-    words = ["-m", "lookalike", command, "--help"]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=tmp_path)
+    (tmp_path / "look.py").write_text("import sys; print(*sys.path, sep='\\n')")
+    (tmp_path / "elsewhere").mkdir()
+    words = ["-m", "lookalike", "--import", str(tmp_path / "look.py"), command, "--help"]
+    done = subprocess.run(
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path / ("elsewhere" if place == "path" else ""),
+        env=os.environ | ({"PYTHONPATH": str(tmp_path)} if place == "path" else {}),
+    )
     assert f"Usage: lookalike {command}" in done.stdout, done.stderr
+    assert (str(tmp_path) in done.stdout.splitlines()) == (place == "path")
 
 
 def test_names() -> None:
