@@ -34,6 +34,7 @@ from retrieval.text import pluralize
 
 COMMIT_ITEMS = 4096
 COMMIT_SECONDS = 30.0
+_FIRST_COMMIT_SECONDS = 1.0  # then 2, 4, ...: what was embedded first can soon be searched
 MAX_BAD = 0.5
 _EXAMPLES = 3  # unusable files in an error message
 _MIN_SAMPLE = 100  # files over which the share of unusable ones is counted, at least
@@ -315,7 +316,8 @@ class _Run:
         self._collected = Batch()
         self._keys: set[str] = set()  # new keys in its changes
         self._committer = Committer(gallery.writer, self._note)
-        self._deadline = time.monotonic() + COMMIT_SECONDS
+        self._pause = min(_FIRST_COMMIT_SECONDS, COMMIT_SECONDS)
+        self._deadline = time.monotonic() + self._pause
 
     def run(self, progress: Progress) -> None:
         """Process all images of the plan, and update the progress."""
@@ -445,7 +447,8 @@ class _Run:
         batch, self._collected, self._keys = self._collected, Batch(), set()
         if len(batch):
             self._committer.commit(batch)
-        self._deadline = time.monotonic() + COMMIT_SECONDS
+        self._pause = min(2 * self._pause, COMMIT_SECONDS)
+        self._deadline = time.monotonic() + self._pause
 
     def _finish(self) -> None:
         self._commit()

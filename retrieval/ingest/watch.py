@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 
 from retrieval.errors import LookalikeError
 from retrieval.galleries.searchable import SearchableGallery
@@ -27,8 +28,9 @@ def watch(
     limit: RemovalLimit | None = None,
     policy: BadFilePolicy | None = None,
     show_progress: bool = False,
+    stop: Event | None = None,
 ) -> Iterator[IngestResult | LookalikeError | OSError]:
-    """Sync a gallery with a folder whenever the folder has changed, without end.
+    """Sync a gallery with a folder whenever the folder has changed, until it is stopped.
 
     Files modified in the last two seconds wait for the next look, since they may be incomplete. After an
     error, such as a folder that is not mounted or another writer, it goes on.
@@ -40,6 +42,7 @@ def watch(
         limit: Most items to remove in one sync; `None` for the default limit.
         policy: Treatment of unusable files.
         show_progress: Print the progress of each sync on stderr.
+        stop: Ends the watch, also while it waits.
 
     Yields:
         The result of each sync, and each error that is not the same as the one before.
@@ -47,8 +50,8 @@ def watch(
     Raises:
         KeyboardInterrupt: Interrupted; images embedded before stay.
     """
-    problem = ""
-    while True:
+    problem, stop = "", stop or Event()
+    while not stop.is_set():
         start = time.monotonic()
         try:
             if gallery.changed():
@@ -62,4 +65,4 @@ def watch(
             if str(error) != problem:
                 yield error
             problem = str(error)
-        time.sleep(max(seconds, time.monotonic() - start))
+        stop.wait(max(seconds, time.monotonic() - start))
