@@ -28,6 +28,7 @@ from retrieval.text import printable, printable_lines
 # is imported before it is used.
 TOPICS = {
     "Begin here": {
+        "up": ("serve.up:up", "Search a folder of pictures in the browser: all in one."),
         "index": (
             "retrieval.commands.index:index",
             "Build a gallery of your images, and keep it up to date.",
@@ -155,6 +156,8 @@ class _Root(LazyGroup):
         args, notes = renew(args)
         for note in notes:
             print_status(note)
+        if args and args[0] not in self._lazy and (os.path.isdir(args[0]) or "://" in args[0]):
+            args = ["up", *args]
         return super().parse_args(ctx, args)
 
 
@@ -192,7 +195,11 @@ def cli(debug: bool, files: None) -> None:
     """Train an image embedder, index a gallery with it and find similar images.
 
     \b
-    Search your own folder of images:
+    Search your own folder of images, on a page in the browser; `up` may be left out:
+      lookalike up shop
+
+    \b
+    The same, step by step:
       lookalike index build shop.gallery shop
       lookalike search shop.gallery query.jpg
       lookalike serve shop.gallery

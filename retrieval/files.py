@@ -148,6 +148,11 @@ def user_cache(name: str) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lookalike" / name
 
 
+def user_data(name: str) -> Path:
+    """Return a folder for data of this user: below $XDG_DATA_HOME, or else ~/.local/share."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "lookalike" / name
+
+
 def folder_size(folder: Path) -> int:
     """Return the total size of all files below a folder, in bytes."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

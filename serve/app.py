@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import logging
 import shutil
 import tempfile
+import threading
 import weakref
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 from fastapi import FastAPI
@@ -20,6 +23,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from retrieval.machine.resources import cores
 from serve.addresses import API, api_of, page_of
@@ -45,6 +49,7 @@ from serve.core.workers import Limits, Workers
 from serve.http.head import HeadMiddleware
 from serve.http.request_metrics import RequestMetricsMiddleware
 
+_log = logging.getLogger("lookalike.serve")
 _FORGETTING_SECONDS = 300
 _BATCHING_THREADS = 32  # more than cores: their images wait for the GPU
 # A page requests a hundred thumbnails at once, and a browser does not retry.
@@ -53,7 +58,7 @@ _QUEUED_THUMBNAILS, _THUMBNAIL_SECONDS = 512, 60.0
 
 def create_app(
     *services: SearchService,
-    page: bool = True,
+    page: bool | Literal["late"] = True,
     limits: Limits | None = None,
     folder: Path | None = None,
 ) -> FastAPI:
@@ -61,7 +66,8 @@ def create_app(
 
     Args:
         services: The galleries; the first is the default. All use the telemetry of the first.
-        page: Whether to serve the page; otherwise Gradio is not loaded.
+        page: Whether to serve the page; otherwise Gradio is not loaded. "late" loads it once the application
+            has started; until then, visitors see the outline of the page, which asks for it again.
         limits: Limits on concurrent requests.
         folder: Private folder for jobs and shared pictures, which several processes share; by default one
             of this application, which is deleted with it.
@@ -81,10 +87,13 @@ def create_app(
     thumbnail_limits = Limits(queued=_QUEUED_THUMBNAILS, seconds=seconds, queue_share=1.0)
     thumbnail_workers = Workers(thumbnail_threads, thumbnail_limits, telemetry)
 
+    pages = Pages(services, late=page == "late") if page else None
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         forgetting = asyncio.create_task(_forget_expired(pictures)) if pictures else None
-        yield
+        async with pages.running() if pages else nullcontext():
+            yield
         if forgetting:
             forgetting.cancel()
         workers.close()
@@ -108,8 +117,10 @@ def create_app(
     app.mount(API, _create_api(context(services[0]), is_root=True))
     app.include_router(routes.operations_router)
     exception_handlers.install(app, telemetry)
-    if page:
-        _add_pages(app, services)
+    if pages:
+        app.state.pages = pages
+        app.add_middleware(CORSMiddleware, allow_origins=[])  # else Gradio allows all origins
+        app.mount("/", pages)
     else:
         app.add_api_route("/", _redirect_to_reference)
     return app
@@ -158,8 +169,92 @@ def _create_api(context: Context, *, is_root: bool = False) -> FastAPI:
     return api
 
 
-def _add_pages(app: FastAPI, services: Sequence[SearchService]) -> None:
-    """Add the page of each gallery: the first at the root, the others under their names."""
+class Pages:
+    """ASGI application of the pages of all galleries: the first at the root, the others under their names.
+
+    Args:
+        services: The galleries.
+        late: Whether to load them once the application runs, and not now.
+    """
+
+    def __init__(self, services: Sequence[SearchService], *, late: bool) -> None:
+        self._services = services
+        self._gradio: list[Any] = []
+        self._app: ASGIApp = _outline(services[0]) if late else self._load()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request; until the pages are loaded, the outline answers."""
+        await self._app(scope, receive, send)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Let Gradio do its work; load the pages first, beside the requests, if they are late."""
+        if isinstance(self._app, FastAPI):
+            async with self._app.router.lifespan_context(self._app):
+                yield
+            return
+        loading = asyncio.create_task(self._run_late())
+        yield
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
+
+    async def _run_late(self) -> None:
+        try:
+            with _one_parser():
+                app = await asyncio.to_thread(self._load)
+            async with app.router.lifespan_context(app):
+                self._app = app
+                await asyncio.Event().wait()
+        except Exception:
+            _log.exception("the page could not be loaded")
+
+    def _load(self) -> FastAPI:
+        """Import Gradio and build the pages, which takes seconds."""
+        services = self._services
+        names = [service.name for service in services]
+        addresses = {names[0]: "/"} | {name: f"{page_of(name)}/" for name in names[1:]}
+        app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+        exception_handlers.install(app, services[0].telemetry)
+        _add_files(app)
+        others = [_add_page(app, service, page_of(service.name), names) for service in services[1:]]
+
+        @app.get(page_of("{name:path}"))  # before the page at the root, which would answer every path
+        async def redirect_to_page(name: str, request: Request) -> Response:
+            address = addresses.get(name.removesuffix("/"))
+            if address is None:
+                raise HTTPException(404)
+            return RedirectResponse(f"{address}?{request.url.query}".rstrip("?"))
+
+        self._gradio = [_add_page(app, services[0], "/", names), *others]
+        return app
+
+    def stop_streams(self) -> None:
+        """End the event streams of open pages."""
+        for gradio_app in self._gradio:
+            gradio_app.stop_event.set()
+
+
+@contextmanager
+def _one_parser() -> Iterator[None]:
+    """Let one thread at a time make syntax trees.
+
+    Gradio's import and the headers of NumPy's files make them, and CPython 3.11 counts their depth in one
+    place for all threads: "AST constructor recursion depth mismatch".
+    """
+    parse, lock = ast.parse, threading.Lock()
+
+    def parse_alone(*arguments: Any, **options: Any) -> Any:
+        with lock:
+            return parse(*arguments, **options)
+
+    ast.parse = parse_alone
+    try:
+        yield
+    finally:
+        ast.parse = parse
+
+
+def _add_files(app: FastAPI) -> None:
     from serve.page.assets import MODULES, STATIC, modules_version, static
 
     @app.get("/favicon.ico")
@@ -169,25 +264,15 @@ def _add_pages(app: FastAPI, services: Sequence[SearchService]) -> None:
         )
 
     app.mount(f"{MODULES}/{modules_version()}", _Immutable(directory=STATIC / "modules"))
-    app.add_middleware(CORSMiddleware, allow_origins=[])  # else Gradio allows all origins
-    names = [service.name for service in services]
-    others = [_add_page(app, service, page_of(service.name), names) for service in services[1:]]
-    addresses = {names[0]: "/"} | {name: f"{page_of(name)}/" for name in names[1:]}
 
-    @app.get(page_of("{name:path}"))  # before the page at the root, which would answer every path
-    async def redirect_to_page(name: str, request: Request) -> Response:
-        address = addresses.get(name.removesuffix("/"))
-        if address is None:
-            raise HTTPException(404)
-        return RedirectResponse(f"{address}?{request.url.query}".rstrip("?"))
 
-    mounted = [_add_page(app, services[0], "/", names), *others]
+def _outline(service: SearchService) -> Response:
+    """Return a document with the outline of the page that asks for the page every second."""
+    from serve.page.assets import page_options, render
 
-    def stop_streams() -> None:
-        for gradio_app in mounted:
-            gradio_app.stop_event.set()
-
-    app.state.stop_streams = stop_streams
+    outline = render("first_paint", name=service.name, options=page_options())
+    document = render("outline", outline=outline, name=service.name)
+    return Response(document, media_type="text/html", headers={"Cache-Control": "no-store"})
 
 
 class _Immutable(StaticFiles):
@@ -204,12 +289,12 @@ def _add_page(app: FastAPI, service: SearchService, path: str, names: Sequence[s
     """Mount the page of a gallery. Return Gradio's application."""
     import gradio as gr  # takes seconds
 
-    from serve import page
     from serve.page.assets import stylesheet
     from serve.page.event_log import log_event_errors
     from serve.page.first_paint import FirstPaint
+    from serve.page.layout import build_page, theme
 
-    blocks = page.build_page(service, names)
+    blocks = build_page(service, names)
     gr.mount_gradio_app(
         app,
         blocks,
@@ -222,7 +307,7 @@ def _add_page(app: FastAPI, service: SearchService, path: str, names: Sequence[s
         enable_monitoring=False,
         mcp_server=False,
         pwa=False,
-        theme=page.theme(),
+        theme=theme(),
         css=stylesheet(),
     )
     # Gradio checks that a file was uploaded by its user only in apps that it launched itself.

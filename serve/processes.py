@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -42,6 +42,8 @@ def run_single(
     services: Sequence[SearchService],
     listening: socket.socket,
     announce: Callable[[], None],
+    *,
+    late_page: bool = False,
 ) -> None:
     """Serve in this process until SIGINT or SIGTERM, then finish the accepted requests.
 
@@ -50,8 +52,10 @@ def run_single(
         services: The galleries.
         listening: Listening socket.
         announce: Called once requests are answered.
+        late_page: Whether to answer requests of the API before the page is loaded, which takes seconds.
     """
-    app = create_app(*services, page=settings.page, limits=Limits(seconds=settings.deadline))
+    page: Literal["late"] | bool = "late" if settings.page and late_page else settings.page
+    app = create_app(*services, page=page, limits=Limits(seconds=settings.deadline))
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -60,7 +64,7 @@ def run_single(
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             if settings.page:
-                app.state.stop_streams()  # an open page keeps an event stream open
+                app.state.pages.stop_streams()  # an open page keeps an event stream open
             await super().shutdown(sockets)
 
     Server(_config(settings, protect(app, settings, services[0].telemetry))).run([listening])

@@ -10,22 +10,35 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retrieval.errors import InputError, LookalikeError
 from retrieval.machine.extras import needs
 from serve.config import Settings
 from serve.http.logs import configure_logging, report_status
 
+if TYPE_CHECKING:
+    from serve.core.service import SearchService
 
-def run(settings: Settings) -> None:
+Following = Callable[["SearchService"], AbstractContextManager[object]]
+"""Function that returns work beside a server, given its first gallery."""
+
+
+def run(
+    settings: Settings, follow: Following | None = None, ready: Callable[[str], None] | None = None
+) -> None:
     """Serve galleries until Ctrl-C, SIGTERM or SIGHUP; print the address on stdout when ready.
 
     With several processes, SIGHUP restarts them one after the other and the server continues.
+
+    Args:
+        settings: Settings of the server.
+        follow: Work beside the server. The page then follows the API, which is ready first.
+        ready: Called with the address once requests are answered.
 
     Raises:
         InputError: A folder is not a gallery, or the address is refused or not of this machine.
@@ -37,7 +50,7 @@ def run(settings: Settings) -> None:
     configure_logging(settings.log_level, settings.log_format)
     try:
         with _interrupt_on_signals(), _bind(settings) as listening, _private_folder():
-            _serve(settings, listening)
+            _serve(settings, listening, follow, ready)
     except KeyboardInterrupt:
         pass
     report_status("stopped", settings.log_format)
@@ -55,7 +68,12 @@ def _end_under_work() -> None:
         os._exit(0)
 
 
-def _serve(settings: Settings, listening: socket.socket) -> None:
+def _serve(
+    settings: Settings,
+    listening: socket.socket,
+    follow: Following | None,
+    ready: Callable[[str], None] | None,
+) -> None:
     from serve.core.service import open_services
 
     # Opened before the workers, so that damage is reported early, and once.
@@ -67,7 +85,10 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
     report_status("starting the server", settings.log_format)
 
     def announce() -> None:
-        print(f"Lookalike is at http://{_authority(settings.host, listening)}", flush=True)
+        address = f"http://{_authority(settings.host, listening)}"
+        print(f"Lookalike is at {address}", flush=True)
+        if ready is not None:
+            ready(address)
         report_status("press Ctrl-C to stop", settings.log_format)
 
     from serve import processes
@@ -76,7 +97,8 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
         del service, services  # every process opens its own
         processes.run_workers(settings, listening, announce)
     else:
-        processes.run_single(settings, services, listening, announce)
+        with nullcontext() if follow is None else follow(services[0]):
+            processes.run_single(settings, services, listening, announce, late_page=follow is not None)
 
 
 @contextmanager

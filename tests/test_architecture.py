@@ -66,6 +66,7 @@ FLOORS = {
         "processes",
         "server",
         "commands mcp_server",
+        "up",
     ),
     "export": (
         "blend graph int8 published_configs published_graphs samples sample_texts text_cleaning",

@@ -369,7 +369,7 @@ def _watch(
         for event in events:
             if isinstance(event, IngestResult):
                 facts = {**event.counts, "images": len(target), "bad": _bad_facts(event)}
-                print_result(facts, as_json, [_summary(target, event)], indent=None)
+                print_result(facts, as_json, [summary(target, event)], indent=None)
                 _print_bad(event)
             else:
                 print_status(f"lookalike: {event}")
@@ -471,7 +471,14 @@ def _report(
         "table": table_facts(result.table),
         "duplicates": result.duplicates,
     }
-    print_result(facts, as_json, _summary(gallery, result))
+    print_result(facts, as_json, summary(gallery, result))
+    print_details(result)
+    if result.bad or result.table.bad:
+        ctx.exit(3)
+
+
+def print_details(result: IngestResult) -> None:
+    """Print copies, unusable files, and what does not fit the columns of the table."""
     if result.duplicates:
         copies = sum(len(keys) - 1 for keys in result.duplicates)
         groups = [_key_group(keys) for keys in result.duplicates]
@@ -480,8 +487,6 @@ def _report(
         )
     _print_bad(result)
     print_table_report(result.table)
-    if result.bad or result.table.bad:
-        ctx.exit(3)
 
 
 def table_facts(report: TableReport) -> dict[str, Any]:
@@ -511,7 +516,8 @@ def _print_bad(result: IngestResult) -> None:
         _print_list(f"{pluralize(len(bad), 'file')} unusable and skipped:", bad)
 
 
-def _summary(gallery: SearchableGallery, result: IngestResult) -> str:
+def summary(gallery: SearchableGallery, result: IngestResult) -> str:
+    """Return the result of a run as one line."""
     added = result.added - result.replaced
     parts = [
         f"{count} {what}"

@@ -19,6 +19,7 @@ from retrieval.images.load import load_image
 from retrieval.images.preprocess import Box
 from retrieval.model.licenses import model_license
 from retrieval.model.runtime import Runtime
+from retrieval.progress import Stage
 from retrieval.search.lru_cache import LRUCache
 from retrieval.search.options import SearchOptions
 from serve.addresses import API, api_of
@@ -109,6 +110,7 @@ class GalleryDescription:
         changes: Whether visitors may add, describe and remove images.
         urls: Whether the server fetches query images by URL.
         sharing: Hours for which shared pictures are kept; 0 if visitors cannot share them.
+        indexing: How far the server is in indexing the folder that it follows; None if it is not indexing.
     """
 
     summary: GallerySummary
@@ -122,6 +124,7 @@ class GalleryDescription:
     changes: bool
     urls: bool
     sharing: int
+    indexing: Stage | None
 
 
 @dataclass(frozen=True)
@@ -167,10 +170,15 @@ class SearchService:
         runtime: Device, provider and batch size of the model, which has one thread on a CPU.
         max_pixels: Pixels that the images of one request may have to decode.
 
+    Attributes:
+        indexing: How far the server is in indexing the folder that it follows; None if it is not indexing.
+
     Raises:
         InputError: The folder is not a gallery.
         LookalikeError: The gallery's model is damaged or does not match the stored vectors.
     """
+
+    indexing: Stage | None = None
 
     def __init__(
         self,
@@ -477,6 +485,7 @@ class SearchService:
             changes=self.permissions.changes,
             urls=self.permissions.urls and state.embedder is not None,
             sharing=self.permissions.sharing,
+            indexing=self.indexing,
         )
 
 

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from pydantic import (
     BaseModel,
+    ConfigDict,
     Field,
 )
 
 from serve.wire.fields import Fingerprint
+
+
+class Indexing(BaseModel):
+    """Images of a folder that are being indexed."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    done: int = Field(description="Images embedded so far; a search may find them a little later.")
+    total: int | None = Field(description="Images to embed; null until the files are counted.")
 
 
 class GalleryAnswer(BaseModel):
@@ -34,6 +44,9 @@ class GalleryAnswer(BaseModel):
     urls: bool = Field(description="Whether the server fetches query images by URL.")
     sharing: int = Field(
         description="Hours for which the server keeps pictures that visitors share; 0 if they cannot."
+    )
+    indexing: Indexing | None = Field(
+        description="How far the server is in indexing a folder that it follows; null if it is not indexing."
     )
 
 

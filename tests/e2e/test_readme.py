@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import SHARED, draw, draw_classes, lookalike_here
+from tests.serve.serving import SERVE, serving
 from train import recipes
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +61,23 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return done
 
 
+def bring_up(command: str, folder: Path) -> None:
+    """Run a command `lookalike up` until the folder is indexed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("LOOKALIKE_SERVE_PAGE", "false")
+        with serving([*SERVE[:-1], *shlex.split(command)[1:]], folder / "scratch") as server:
+            while True:
+                with urllib.request.urlopen(f"{server.url}/v1/gallery", timeout=60) as answer:
+                    found = json.load(answer)
+                if found["indexing"] is None:
+                    break
+                time.sleep(0.1)
+            assert found["images"]
+            assert server.stop()[0] == 0
+
+
 @pytest.mark.slow
 def test_commands_and_programs_run(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(workplace / "cache"))
@@ -71,6 +89,9 @@ def test_commands_and_programs_run(workplace: Path, monkeypatch: pytest.MonkeyPa
     ]
     assert len(commands_to_run) >= 30
     for command in commands_to_run:
+        if command.startswith("lookalike up "):
+            bring_up(command, workplace)
+            continue
         trains = command.startswith("lookalike train --data")
         lookalike_here(*shlex.split(command)[1:], *(SHORT if trains else ()), cwd=workplace)
     assert (workplace / "report" / "report.html").is_file()
@@ -103,7 +124,9 @@ def birds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_the_readme_trains_finds_new_classes_as_well(birds: Path) -> None:
     """The README's way, word for word, but with the labels of other species than those of the gallery."""
     for command in commands():
-        if command.startswith("lookalike ") and " serve " not in command and " demo" not in command:
+        if command.startswith("lookalike up "):
+            bring_up(command, birds)
+        elif command.startswith("lookalike ") and " demo" not in command:
             lookalike_here(*shlex.split(command.replace("folder:shop", "folder:known"))[1:], cwd=birds)
     reports = [
         json.loads((birds / f"report-{when}" / "report.json").read_text()) for when in ("before", "after")
@@ -130,7 +153,9 @@ def test_tutorial_runs(photographs: Path, workplace: Path, monkeypatch: pytest.M
     short = ("epochs=2", "preprocess.size=64", "model.embedding_dim=16", "batch.classes=8")
     for command in commands(text):
         trains = command.startswith("lookalike train")
-        if not command.startswith("lookalike serve"):
+        if command.startswith("lookalike up "):
+            bring_up(command, photographs)
+        elif not command.startswith("lookalike serve"):
             settings = [word for setting in short for word in ("--set", setting)] if trains else []
             lookalike_here(*shlex.split(command)[1:], *settings, cwd=photographs)
     for made in ("found.html", "triplets.svg", "report-run/report.html", "comparison/compare.html"):
@@ -139,11 +164,11 @@ def test_tutorial_runs(photographs: Path, workplace: Path, monkeypatch: pytest.M
 
 @pytest.mark.slow
 def test_page_opens_at_the_stated_address(workplace: Path) -> None:
-    (serve,) = [command for command in commands() if " serve " in command]
-    gallery = workplace / serve.split()[2]
+    (up,) = [command for command in commands() if command.startswith("lookalike up ")]
+    gallery = workplace / f"{up.split()[2]}.gallery"
     if not gallery.exists():
         pytest.fail("the gallery is built by the test of the commands, which must run first")
-    words = [str(Path(sys.executable).parent / "lookalike"), *serve.split()[1:], "--port", "0"]
+    words = [str(Path(sys.executable).parent / "lookalike"), *up.split()[1:], "--port", "0"]
     pipes = {
         "stdout": subprocess.PIPE,
         "stderr": subprocess.STDOUT,

@@ -124,7 +124,7 @@ def _fork_servers(requests: socket.socket) -> None:
     # As the server does before it imports Gradio and FAISS.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.update(GRADIO_ANALYTICS_ENABLED="False", HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")
-    for name in ("serve.processes", "serve.page"):
+    for name in ("serve.processes", "serve.page.layout"):
         importlib.import_module(name)
     running: dict[int, tuple[int, int]] = {}  # process id and pipe of each server
     while True:
@@ -172,7 +172,7 @@ def serving(command: list[str], scratch: Path, *, forked: bool = False) -> Itera
     words, variables = [*command, "--port", "0"], {**os.environ, "TMPDIR": str(scratch)}
     process: subprocess.Popen[str] | Forked
     if forked:
-        assert words[: len(SERVE)] == SERVE
+        assert words[: len(SERVE) - 1] == SERVE[:-1]
         process = Forked(words[len(SERVE) - 1 :], variables)
     else:
         process = subprocess.Popen(

@@ -21,8 +21,8 @@ def test_page_queue_is_bounded(shop_gallery: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
     import gradio
 
-    from serve import page
     from serve.page import gallery as gallery_tab
+    from serve.page import layout
 
     class Blocks(gradio.Blocks):
         def queue(self, *args: Any, **options: Any) -> Any:
@@ -31,7 +31,7 @@ def test_page_queue_is_bounded(shop_gallery: Path, tmp_path: Path, monkeypatch: 
                 options |= {"max_size": _PLACES, "default_concurrency_limit": 1}
             return super().queue(*args, **options)
 
-    monkeypatch.setattr(page.gr, "Blocks", Blocks)
+    monkeypatch.setattr(layout.gr, "Blocks", Blocks)
     service, over = SearchService(shop_gallery), threading.Event()
     app = create_app(service)
 

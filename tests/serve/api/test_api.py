@@ -284,6 +284,7 @@ def test_gallery_is_described(api: httpx.Client, gallery: Gallery) -> None:
         "texts": False,
         "changes": False,
         "urls": False,
+        "indexing": None,
         "sharing": 0,
     }
 

@@ -51,6 +51,7 @@ class SearchTab {
     address.onChange(() => this.follow());
     document.addEventListener('lookalike:search', ({detail: {item, side = 'like', alone = true}}) =>
       this.#add(side, [{item, region: null}], alone));
+    document.addEventListener('lookalike:grown', ({detail}) => this.#grow(detail));
     document.addEventListener('lookalike:changed', () => { this.#asked = ''; this.follow(); });
   }
 
@@ -255,7 +256,16 @@ class SearchTab {
 
   // ---- before the first search
 
+  /** Take a gallery that has more images than before: begin with some of them, if there is no query yet. */
+  #grow(gallery) {
+    this.#gallery = gallery;
+    if (asks(address.state)) return;
+    this.#welcome();
+    this.#say(this.#hint());
+  }
+
   #hint() {
+    if (!this.#gallery.images && this.#gallery.indexing) return 'The first images are being indexed …';
     if (!this.#gallery.images) return 'This gallery is empty: `lookalike index add GALLERY IMAGES` fills it.';
     if (!this.#gallery.embeds) return 'Choose an image of the gallery to find similar ones: it has no model to embed other images.';
     return `${plural(this.#gallery.images, 'image')} in the gallery.`;
