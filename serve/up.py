@@ -205,8 +205,9 @@ def _find_table(folder: Path) -> tuple[Path, Path] | None:
     beside = [top.with_name(f"{top.name}.csv"), *(top.parent / name for name in _TABLES)]
     for table in (*(top / name for name in _TABLES), *sorted(top.glob("*.csv")), *beside):
         if table.is_file() and (table.suffix != ".csv" or "path" in _columns(table)):
-            path = read_table(table, TableReport())[0].path
-            base = next((base for base in (top, table.parent) if (base / path).is_file()), None)
+            paths = [row.path for row in read_table(table, TableReport())]
+            bases = (base for base in (top, table.parent) if any((base / path).is_file() for path in paths))
+            base = next(bases, None)
             if base is not None:
                 print_status(f"table: {table}, {', '.join(_columns(table))}")
                 return table, base

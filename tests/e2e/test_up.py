@@ -116,7 +116,7 @@ def test_a_second_start_finds_everything_and_follows_the_folder(
         for path in photos.rglob("?.jpg")
     ]
     with (photos / "labels.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("path", "label"), *rows])
+        csv.writer(file).writerows([("path", "label"), ("gone.jpg", "gone"), *rows])
     only = [*sorted(photos.rglob("??.jpg")), photos / "palace" / "broken.jpg"]
     for path in only:
         path.unlink()
