@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import datetime
-import fcntl
 import hashlib
 import os
 import shutil
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from retrieval.errors import InputError
+from retrieval.system import fsync_folder, lock, try_lock
 
 
 @contextmanager
@@ -53,13 +53,11 @@ def file_lock(file: Path, on_busy: Callable[[IO[str]], object]) -> Iterator[IO[s
     Yields:
         The open file, in which the holder may leave information for others.
     """
-    with file.open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            on_busy(lock)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield lock
+    with file.open("a+") as opened:
+        if not try_lock(opened):
+            on_busy(opened)
+            lock(opened)
+        yield opened
 
 
 def is_open(path: Path, file: IO[str]) -> bool:
@@ -161,12 +159,3 @@ def folder_size(folder: Path) -> int:
 def now() -> str:
     """Return the current time as ISO 8601 in UTC, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def fsync_folder(folder: Path) -> None:
-    """Flush the directory entries of a folder to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -21,6 +21,7 @@ from uvicorn.supervisors.multiprocess import Process
 
 from retrieval.errors import LookalikeError
 from retrieval.machine.resources import cores
+from retrieval.system import HANG_UP
 from serve.app import create_app
 from serve.config import Settings
 from serve.core.service import SearchService, open_services
@@ -113,7 +114,8 @@ def _config(settings: Settings, app: ASGIApp | Callable[[], ASGIApp], **options:
 def _worker(settings: Settings, shared: SharedLimits, folder: Path) -> ASGIApp:
     """Build the application in one of several processes."""
     configure_logging(settings.log_level, settings.log_format)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor handles it
+    if HANG_UP is not None:
+        signal.signal(HANG_UP, signal.SIG_IGN)  # the supervisor handles it
     threading.Thread(target=_terminate_with_parent, daemon=True).start()
     limits = Limits(threads=max(1, cores() // settings.workers), seconds=settings.deadline)
     services = open_services(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from retrieval.errors import InputError, LookalikeError
 from retrieval.machine.extras import needs
+from retrieval.system import HANG_UP
 from serve.config import Settings
 from serve.http.logs import configure_logging, report_status
 
@@ -155,12 +156,12 @@ def _interrupt_on_signals() -> Iterator[None]:
         raise KeyboardInterrupt
 
     def hang_up(number: int, frame: FrameType | None) -> Any:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closing terminal may send it twice
+        signal.signal(number, signal.SIG_IGN)  # a closing terminal may send it twice
         signal.raise_signal(signal.SIGTERM)  # to the current handler: ours, or uvicorn's
 
     handlers: dict[signal.Signals, Any] = {signal.SIGTERM: interrupt}
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup
-        handlers[signal.SIGHUP] = hang_up
+    if HANG_UP is not None and signal.getsignal(HANG_UP) is not signal.SIG_IGN:  # ignored under nohup
+        handlers[HANG_UP] = hang_up
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield

@@ -22,6 +22,7 @@ from hypothesis import settings
 from PIL import Image
 
 from retrieval.cli import main
+from retrieval.system import HANG_UP
 
 # No deadline: the time of an example depends on the machine. Unattended runs repeat the same examples.
 settings.register_profile("lookalike", deadline=None, derandomize="CI" in os.environ)
@@ -29,7 +30,7 @@ settings.load_profile("lookalike")
 
 # A shell's background jobs ignore SIGINT, programs under nohup SIGHUP, and so would every program that a test
 # starts. Handled signals are not inherited. (preexec_fn would fork, which threads of gRPC do not survive.)
-for number in (signal.SIGINT, signal.SIGHUP):
+for number in filter(None, (signal.SIGINT, HANG_UP)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, lambda *_: None)
 

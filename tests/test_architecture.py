@@ -24,7 +24,7 @@ PACKAGES = {
 # The rooms of each package, from the ground up. A module imports from its own room and from lower floors.
 FLOORS = {
     "retrieval": (
-        "display errors text old_names",
+        "display errors text old_names system",
         "files plugins progress",
         "machine",
         "arrow cli images",

@@ -27,7 +27,8 @@ from retrieval.machine.installation import (
     name_problems,
     unused_cuda,
 )
-from retrieval.machine.resources import cores, physical_memory
+from retrieval.machine.resources import cores
+from retrieval.system import physical_memory
 from retrieval.text import align_columns, pluralize
 
 _COMMANDS = {  # what runs on each library

@@ -35,6 +35,7 @@ from retrieval.errors import ImageError
 from retrieval.images import heic, remote, shards
 from retrieval.images.bombs import bomb_reason, has_too_many_scans
 from retrieval.images.location import Location, locate
+from retrieval.system import NO_WAITING
 
 DECODE_POLICY = 2
 MAX_PIXELS = 50_000_000
@@ -245,7 +246,7 @@ def _check_regular(name: str, status: os.stat_result) -> None:
 
 
 def _open_nonblocking(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # opening a FIFO would wait for a writer
+    return os.open(path, flags | NO_WAITING)
 
 
 def begins_like_an_image(data: bytes) -> bool:

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from retrieval.errors import ImageError, InputError
+from retrieval.system import read_at
 
 SUFFIX = ".tar"
 _CACHED = 64  # cached tables of contents
@@ -69,7 +70,7 @@ def read_image(tar: str, name: str) -> bytes:
     try:
         with open(tar, "rb") as file:
             member = _find(tar, name, os.fstat(file.fileno()))
-            return os.pread(file.fileno(), member.size, member.start)
+            return read_at(file, member.size, member.start)
     except ImageError:
         raise
     except InputError as error:
@@ -81,7 +82,7 @@ def read_image(tar: str, name: str) -> bytes:
 def read_member(tar: Path, start: int, size: int) -> bytes:
     """Read `size` bytes from an offset of a file; fewer at its end."""
     with tar.open("rb") as file:
-        return os.pread(file.fileno(), size, start)
+        return read_at(file, size, start)
 
 
 def _find(tar: str, name: str, status: os.stat_result) -> Member:

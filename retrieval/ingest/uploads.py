@@ -11,10 +11,11 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
-from retrieval.files import atomic_write, fsync_folder, now
+from retrieval.files import atomic_write, now
 from retrieval.galleries.writer import Writer
 from retrieval.images.load import open_bytes
 from retrieval.storage.records import UPLOADS, FileStamp, NewItem, Value
+from retrieval.system import fsync_folder
 
 _MAX_NAME = 200  # characters
 

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from typing import Any
 from retrieval.files import atomic_write, user_cache
 from retrieval.machine.devices import Gpu, driver_cuda, gpus
 from retrieval.machine.installation import NAMES, Build, Problem, builds, module_problems
+from retrieval.system import kill_group
 from retrieval.text import print_notice, print_once
 
 ORT_NAMES = {
@@ -206,7 +206,7 @@ def _wait(process: subprocess.Popen[bytes]) -> int | None:
         return process.wait(_SECONDS)
     except BaseException as error:
         with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-            os.killpg(process.pid, signal.SIGKILL)
+            kill_group(process)
             process.wait(5)  # not for ever: a hanging driver keeps even killed processes
         if isinstance(error, subprocess.TimeoutExpired):
             return None

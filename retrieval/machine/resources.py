@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from retrieval.system import physical_memory
+
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUP = Path("/proc/self/cgroup")
 _MEMORY = Path("/proc/meminfo")
@@ -21,11 +23,6 @@ def cores() -> int:
         if quota.isdecimal():  # else "max", or no such file
             found = min(found, math.ceil(int(quota) / int(period)))
     return max(1, found)
-
-
-def physical_memory() -> int:
-    """Return the memory of the machine, in bytes."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def free_memory() -> int:

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from retrieval.errors import InputError, LookalikeError
-from retrieval.files import atomic_write, file_lock, fsync_folder, now
+from retrieval.files import atomic_write, file_lock, now
 from retrieval.storage.records import StoredItem
+from retrieval.system import fsync_folder
 
 FILE = "decisions.jsonl"
 _TAIL = 1 << 16  # bytes that have the last entry

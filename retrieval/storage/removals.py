@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from retrieval.files import fsync_folder
+from retrieval.system import fsync_folder
 
 FILE = "removals.log"
 _RECORD = 24  # bytes

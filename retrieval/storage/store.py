@@ -38,7 +38,7 @@ from typing import IO, Any, NoReturn
 import numpy as np
 
 from retrieval.errors import InputError, LockedError, LookalikeError
-from retrieval.files import check_free, file_lock, fsync_folder, is_open, now
+from retrieval.files import check_free, file_lock, is_open, now
 from retrieval.machine.installation import versions
 from retrieval.storage import database, removals, schema, segments
 from retrieval.storage.identity import keep_model
@@ -69,6 +69,7 @@ from retrieval.storage.records import (
     Value,
 )
 from retrieval.storage.watch import SEGMENTS, Watch
+from retrieval.system import fsync_folder
 
 # Errors of a full or broken disk; numpy gives no number for a partial write.
 _FULL = {None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from retrieval.errors import InputError
-from retrieval.files import fsync_folder, link_or_copy, now
+from retrieval.files import link_or_copy, now
 from retrieval.galleries.files import FilesView
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult, finish_run, ingest
@@ -20,6 +20,7 @@ from retrieval.storage.maintenance import carry_identities
 from retrieval.storage.queries import count_items, live_ids
 from retrieval.storage.records import UPLOADS, BadFile, FileStamp, StoredItem
 from retrieval.storage.store import Store, clear_drafts
+from retrieval.system import fsync_folder
 from retrieval.upkeep.successor import check_successor, exchange, keep_predecessor
 
 

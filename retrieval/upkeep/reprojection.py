@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from retrieval.errors import InputError
-from retrieval.files import fsync_folder, link_or_copy, now
+from retrieval.files import link_or_copy, now
 from retrieval.galleries.files import FilesView
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.model.embedder import Embedder
@@ -30,6 +30,7 @@ from retrieval.storage.maintenance import Replacement
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.merging import rewrite
 from retrieval.storage.queries import count_items
+from retrieval.system import fsync_folder
 from retrieval.upkeep.snapshot import copy_gallery
 from retrieval.upkeep.successor import check_successor, exchange, keep_predecessor
 

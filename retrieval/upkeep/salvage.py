@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from retrieval.errors import InputError
-from retrieval.files import fsync_folder, link_or_copy, sha256_of
+from retrieval.files import link_or_copy, sha256_of
 from retrieval.images.load import DECODE_POLICY
 from retrieval.model.embedder import Embedder
 from retrieval.progress import Progress
@@ -22,6 +22,7 @@ from retrieval.storage.manifest import Manifest, read_copy, write_copy
 from retrieval.storage.records import NO_FACTS, Facts, Segment
 from retrieval.storage.segments import NUMBER, DamagedError
 from retrieval.storage.store import Store, hold_lock
+from retrieval.system import fsync_folder
 from retrieval.upkeep.damage import matching, quarantine
 
 _DRAFT = "indexes/salvage"  # where the next writer deletes it if this process is killed

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from retrieval.errors import InputError, LockedError, LookalikeError
-from retrieval.files import file_lock, folder_size, fsync_folder, link_or_copy
+from retrieval.files import file_lock, folder_size, link_or_copy
 from retrieval.progress import Progress
 from retrieval.search.calibration import NAME as CALIBRATION
 from retrieval.storage import maintenance, segments
@@ -17,6 +17,7 @@ from retrieval.storage.decisions import copy_log
 from retrieval.storage.manifest import write_copy
 from retrieval.storage.records import UPLOADS
 from retrieval.storage.store import Store, delete_abandoned
+from retrieval.system import fsync_folder
 
 _TRIES = 10
 _LOCK = "LOCK"

@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 from retrieval.errors import InputError, StoreError
-from retrieval.files import fsync_folder, now
+from retrieval.files import now
 from retrieval.galleries.database import DatabaseView
 from retrieval.galleries.database_folder import is_store
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult, finish_run, ingest
@@ -17,6 +17,7 @@ from retrieval.model.embedder import Embedder
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import IndexSpec
 from retrieval.storage.store import hold_lock
+from retrieval.system import fsync_folder
 from retrieval.upkeep.rebuild import RebuildResult, stored_files
 from retrieval.upkeep.reprojection import old_of
 from retrieval.upkeep.store_successor import (

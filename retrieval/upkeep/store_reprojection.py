@@ -13,7 +13,6 @@ from contextlib import closing
 import numpy as np
 
 from retrieval.errors import InputError, StoreError
-from retrieval.files import fsync_folder
 from retrieval.galleries.database import DatabaseView
 from retrieval.galleries.database_folder import is_store, read_folder
 from retrieval.model.embedder import Embedder
@@ -23,6 +22,7 @@ from retrieval.storage.records import StoredItem
 from retrieval.storage.store import hold_lock
 from retrieval.stores.engine import Engine
 from retrieval.stores.opening import open_engine
+from retrieval.system import fsync_folder
 from retrieval.upkeep.reprojection import (
     Reprojection,
     check_projectable,

@@ -7,7 +7,6 @@ deleted stops.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import re
 import secrets
@@ -21,6 +20,7 @@ from typing import IO, Literal
 
 from retrieval.errors import LookalikeError
 from retrieval.progress import Stage
+from retrieval.system import lock, try_lock
 from serve.core.background import Background, Status
 from serve.core.errors import AbandonedError, InternalError, UnknownJobError
 
@@ -90,13 +90,13 @@ class Jobs:
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         job = Job(secrets.token_hex(8), kind, _now())
-        lock = (self._folder / f"{job.id}.lock").open("w")
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        held = (self._folder / f"{job.id}.lock").open("w")
+        lock(held)
         self._write(job)
         try:
-            Background(_Record(self, job, lock).update).start(job.id, work)
+            Background(_Record(self, job, held).update).start(job.id, work)
         except BaseException:
-            lock.close()
+            held.close()
             self.remove(job.id)
             raise
         for old in self.all()[KEPT:]:
@@ -165,13 +165,10 @@ class Jobs:
 
     def _is_locked(self, id: str) -> bool:
         try:
-            with self._file(id, "lock").open() as lock:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+            with self._file(id, "lock").open() as file:
+                return not try_lock(file, shared=True)
         except OSError:
             return False
-        return False
 
 
 class _Record:

@@ -2,7 +2,7 @@
 
 A user with write access to an indexed folder could later put links there, to files that only the server may
 read. So a file is read without following links; a file behind a link, in a tar archive or in remote storage
-is read only if it has the checksum that was indexed.
+is read only if it has the checksum that was indexed; so is any on Windows, where links cannot be excluded.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ from retrieval.errors import ImageError
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.images.load import read_bytes
 from retrieval.images.location import locate
+from retrieval.system import NO_WAITING
 from serve.core.errors import UnknownItemError
 
-_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # without O_NONBLOCK, opening a FIFO would block
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_CAN = os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")  # not on Windows
+_FILE = os.O_RDONLY | NO_WAITING | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+_BELOW = _FOLDER | getattr(os, "O_NOFOLLOW", 0)
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Original:
         if not self.path:
             raise ImageError("item", ImageError.MISSING, "it has no file")
         where = locate(os.path.join(self.root, self.path))
-        if where.kind == "file":
+        if where.kind == "file" and _CAN:
             with suppress(OSError):  # a link on the path, or no file
                 return _read(_open_without_links(self.root, self.path), self.path)
         data = read_bytes(where)
@@ -71,10 +74,10 @@ def _open_without_links(root: str, path: str) -> int:
     parent = os.open(root, _FOLDER)
     try:
         for folder in folders:
-            child = os.open(folder, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
+            child = os.open(folder, _BELOW, dir_fd=parent)
             os.close(parent)
             parent = child
-        return os.open(name, _FILE | os.O_NOFOLLOW, dir_fd=parent)
+        return os.open(name, _FILE, dir_fd=parent)
     finally:
         os.close(parent)
 

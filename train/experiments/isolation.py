@@ -49,10 +49,12 @@ def run_isolated(function: Callable[..., _T], *arguments: Any) -> _T:
         KeyboardInterrupt: SIGINT or SIGTERM, once the process has ended.
         Exception: What the function raises, with the traceback of the process as its cause.
     """
-    context = multiprocessing.get_context("forkserver")
-    used = [name for name in _SLOW_IMPORTS if name in sys.modules]
-    # Without effect once the server runs.
-    context.set_forkserver_preload([_OURS, function.__module__, _COMPILER, *used])
+    has_server = "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
+    context = multiprocessing.get_context("forkserver" if has_server else "spawn")
+    if has_server:
+        used = [name for name in _SLOW_IMPORTS if name in sys.modules]
+        # Without effect once the server runs.
+        context.set_forkserver_preload([_OURS, function.__module__, _COMPILER, *used])
     pool = ProcessPoolExecutor(1, context, _prepare, (dict(os.environ), torch.get_num_threads()))
     with _passing_on_signals(pool) as received, pool:
         with _main_module_hidden():
@@ -110,7 +112,8 @@ def _cause_of_death(code: int | None) -> str:
 
 
 def _prepare(environment: dict[str, str], threads: int) -> None:
-    os.setsid()  # Ctrl-C in a terminal reaches the caller, which passes it on once
+    if hasattr(os, "setsid"):
+        os.setsid()  # Ctrl-C in a terminal reaches the caller, which passes it on once
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.clear()
@@ -132,7 +135,9 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
-    os.killpg(0, signal.SIGKILL)  # this process and its workers
+    if hasattr(os, "killpg"):
+        os.killpg(0, signal.SIGKILL)  # this process and its workers
+    os._exit(1)
 
 
 def _picklable(error: BaseException) -> BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import shutil
 import signal
 import sys
@@ -108,6 +109,8 @@ class Loader:
         workers = config.loader.workers
         if workers is None:
             workers = default_workers(cores(), device.type, decodes=decodes, local_size=local_size)
+        if "fork" not in multiprocessing.get_all_start_methods():  # on Windows: others lack the images
+            workers = 0
         self._data = DataLoader(
             batches,
             batch_size=None,

@@ -23,13 +23,14 @@ import numpy as np
 import qdrant_edge as edge
 
 from retrieval.errors import InputError, LockedError, LookalikeError, StoreError
-from retrieval.files import atomic_write, file_lock, fsync_folder
+from retrieval.files import atomic_write, file_lock
 from retrieval.progress import Progress
 from retrieval.storage.manifest import Manifest
 from retrieval.stores.address import Address
 from retrieval.stores.engine import no_collection
 from retrieval.stores.qdrant.payload import FACT_INDEXES, Condition, Payload, PayloadIndex, manifest_facts
 from retrieval.stores.qdrant.points import ACORN, Point, PointsEngine
+from retrieval.system import fsync_folder
 
 _FACTS, _SHARD, _LOCK = "lookalike.json", "shard", "lock"
 _LOGGED = 20_000  # changes of points after which the segments are flushed and the log is cut
