@@ -456,6 +456,6 @@ class _Run:
 
     def _note(self, batch: Batch) -> None:
         """Count what was committed."""
-        self._plan.note_added([draft.content for draft in batch.drafts])
-        self._result.added += len(batch.drafts)
+        self._result.added += len(batch.drafts)  # first: an interruption may come at any time
         self._result.bad += batch.bad
+        self._plan.note_added([draft.content for draft in batch.drafts])
