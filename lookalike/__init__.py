@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from retrieval import Embedder as Embedder
+    from retrieval import EmbeddingTransformer as EmbeddingTransformer
     from retrieval import Gallery as Gallery
     from retrieval import Hit as Hit
+    from retrieval import Hits as Hits
     from retrieval import ImageError as ImageError
     from retrieval import IndexSpec as IndexSpec
     from retrieval import InputError as InputError
@@ -41,8 +43,10 @@ _HOMES = {
     "ApiError": "serve.client",
     "Client": "serve.client",
     "Embedder": "retrieval",
+    "EmbeddingTransformer": "retrieval",
     "Gallery": "retrieval",
     "Hit": "retrieval",
+    "Hits": "retrieval",
     "ImageError": "retrieval",
     "IndexSpec": "retrieval",
     "InputError": "retrieval",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, SupportsIndex, overload
@@ -122,7 +123,11 @@ class Hits(Displayed):
         return Hits, (self._hits,)  # without the gallery, which is open in this process
 
     def __repr__(self) -> str:
-        rows = [[f"{hit.score:.4f}", hit.label or "-", hit.path or hit.key] for hit in self._hits[:_PRINTED]]
+        here = os.path.join(os.getcwd(), "")
+        rows = [
+            [f"{hit.score:.4f}", hit.label or "-", hit.path.removeprefix(here) or hit.key]
+            for hit in self._hits[:_PRINTED]
+        ]
         lines = align_columns([["score", "label", "path"], *rows], right={0}) if rows else []
         if more := len(self._hits) - len(rows):
             lines.append(f"... {more:,} more")
