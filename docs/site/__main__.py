@@ -15,6 +15,7 @@ from typing import Any
 
 import commands
 import losses
+import notebook
 import protocols
 import python_api
 import repository
@@ -30,7 +31,7 @@ def write(out: Path) -> None:
     folder = out / "pages"
     repository.copy_files(folder)
     made = repository.pages()
-    for part in (commands, losses, protocols, python_api, settings):
+    for part in (commands, losses, notebook, protocols, python_api, settings):
         made |= part.pages()
     for name, text in made.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

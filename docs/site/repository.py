@@ -20,6 +20,9 @@ PLACES = {
     "deploy/README.md": "deployment.md",
 } | {f"docs/{path.name}": path.name for path in sorted(DOCS.glob("*.md"))}
 
+NOTEBOOK = "docs/notebook.ipynb"
+_TARGETS = {**PLACES, NOTEBOOK: "notebook.md"}  # of links
+
 # A fenced block, a link (text and target), or code.
 _PART = re.compile(
     r"^```.*?^```|\[((?:`[^`\n]+`|[^][`])*)\]\(([^()\s]+)\)|`[^`\n]+`", re.MULTILINE | re.DOTALL
@@ -81,9 +84,9 @@ def _with_links_of_site(text: str, source: str) -> str:
         if not path or "://" in path:
             return match[0]
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
-        if target in PLACES:
+        if target in _TARGETS:
             words = title(target) if words.endswith(".md") else words
-            return f"[{words}]({posixpath.relpath(PLACES[target], here)}{hash_}{anchor})"
+            return f"[{words}]({posixpath.relpath(_TARGETS[target], here)}{hash_}{anchor})"
         if target.startswith("docs/"):
             return f"[{words}]({posixpath.relpath(target.removeprefix('docs/'), here)})"
         return f"`{target}`"

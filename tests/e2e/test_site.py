@@ -122,6 +122,12 @@ def test_every_public_name_is_described(site: Path) -> None:
     assert number > 50
 
 
+def test_notebook_is_shown_with_its_pictures(site: Path) -> None:
+    text = (site / "notebook.html").read_text()
+    assert text.count("data:image/webp;base64,") > 20
+    assert "polars" in words(site / "notebook.html")
+
+
 def test_every_setting_is_listed_in_one_section(site: Path) -> None:
     text = (site / "settings.html").read_text()
     listed = re.findall(r"<dt><code>([\w.]+)(?: = [^<]*)?</code></dt>", text)
