@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -457,6 +458,18 @@ def test_listing(filled: Filled, kind: Kind, where: str | None) -> None:
                 if row.key in keys and row.metadata.get("price") is not None
             )[:7]
         )
+
+
+def test_table(filled: Filled) -> None:
+    gallery, catalogue = filled
+    table = pyarrow.table(gallery)
+    assert table["id"].type == pyarrow.int64()
+    assert {*map(str, gallery.contents.columns())} <= {*table.column_names}
+    prices = dict(zip(table["key"].to_pylist(), table["price"].to_pylist(), strict=True))
+    assert prices == {row.key: row.metadata.get("price") for row in catalogue.rows}
+    hits = gallery.search_vectors(gallery.embeddings().vectors[:1], k=5)[0]
+    assert pyarrow.table(hits)["key"].to_pylist() == [hit.key for hit in hits]
+    assert pyarrow.table(hits).schema.field("price") == table.schema.field("price")
 
 
 def test_embeddings(filled: Filled) -> None:
