@@ -30,8 +30,9 @@ from retrieval.metrics import per_query
 from retrieval.metrics.statistics import bootstrap_intervals
 from retrieval.model.layer import Layer
 from train.layers.components import fit_starts
+from train.layers.folds import KINDS
 from train.layers.learning import learn, learn_layer
-from train.layers.measuring import KINDS, METRICS, PURPOSES, Candidate, Study, study
+from train.layers.measuring import METRICS, PURPOSES, Candidate, Study, study
 from train.layers.settings import TeachingConfig
 
 INSIDE, OUTSIDE = "in the gallery", "outside"

@@ -54,6 +54,10 @@ TOPICS = {
         "demo": ("retrieval.demo:demo", "Train, export, index, evaluate and serve a small example."),
     },
     "Improve a gallery without training a network": {
+        "improve": (
+            "train.commands.layers:improve",
+            "Try what labels and machine allow, and keep the best: use it first, the others alone.",
+        ),
         "teach": ("train.commands.layers:teach", "Teach a gallery from labels which images belong together."),
         "adapt": (
             "train.commands.layers:adapt",
@@ -77,6 +81,10 @@ TOPICS = {
     },
     "Experiments": {
         "compare": ("retrieval.commands.compare:compare", "Compare evaluation reports with the first one."),
+        "gate": (
+            "train.commands.gate:gate",
+            "Decide whether a new model, gallery or report may replace an old one: an exit code for CI.",
+        ),
         "sweep": ("train.commands.sweep:sweep", "Train variants over several seeds and compare them."),
         "tune": (
             "train.commands.tune:tune",

@@ -21,6 +21,7 @@ from retrieval.metrics.table import METRICS, Evidence
 from retrieval.search.embeddings import StoredEmbeddings
 
 _NAME = "stored embeddings"
+_CHUNK = 10_000  # items in memory at a time
 MOST_COMPARED = 10_000  # images on which two models are compared
 
 
@@ -109,7 +110,9 @@ class ModelComparison:
         return "; ".join(filter(None, parts))
 
 
-def compare_models(old: SearchableGallery, new: SearchableGallery) -> ModelComparison | None:
+def compare_models(
+    old: SearchableGallery, new: SearchableGallery, *, by_key: bool = False
+) -> ModelComparison | None:
     """Compare the models of two galleries with the same items, on their labelled images, by stored vectors.
 
     Each image searches all others. Images that one of the galleries lacks, and classes with a single image,
@@ -117,7 +120,8 @@ def compare_models(old: SearchableGallery, new: SearchableGallery) -> ModelCompa
 
     Args:
         old: Gallery with the old model.
-        new: Gallery with the new one, under the same ids.
+        new: Gallery with the new one, whose labels count.
+        by_key: Whether the items of both are matched by key; otherwise they have the same ids.
 
     Returns:
         The comparison; `None` if there are fewer than two classes of two images.
@@ -130,6 +134,8 @@ def compare_models(old: SearchableGallery, new: SearchableGallery) -> ModelCompa
     drawn = _whole_classes(classes, MOST_COMPARED)
     ids, classes = ids[drawn], classes[drawn]
     sides = [gallery.vectors(ids.tolist()) for gallery in (old, new)]
+    if by_key:
+        sides[0] = _vectors_by_key(old, new, ids)
     both = np.array([number in sides[0] and number in sides[1] for number in ids.tolist()], bool)
     both[both] = np.bincount(classes[both])[classes[both]] > 1
     ids, classes = ids[both], classes[both]
@@ -141,6 +147,21 @@ def compare_models(old: SearchableGallery, new: SearchableGallery) -> ModelCompa
     )
     verdict = judge("the new model", "the old one", ours, theirs, classes)
     return ModelComparison(verdict, len(ids), len(items), _training_remark(old, new, verdict))
+
+
+def _vectors_by_key(old: SearchableGallery, new: SearchableGallery, ids: np.ndarray) -> dict[int, np.ndarray]:
+    """Return the vectors of the old gallery by the ids that their keys have in the new one."""
+    new_id = {item.key: item.id for item in new.stored_items(ids.tolist())}
+    there = old.sample(len(old))
+    found = dict[int, np.ndarray]()
+    for start in range(0, len(there), _CHUNK):
+        of_old = {
+            item.id: new_id[item.key]
+            for item in old.stored_items(there[start : start + _CHUNK])
+            if item.key in new_id
+        }
+        found |= {of_old[number]: vector for number, vector in old.vectors(list(of_old)).items()}
+    return found
 
 
 def _whole_classes(classes: np.ndarray, most: int) -> np.ndarray:

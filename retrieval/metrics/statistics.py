@@ -88,7 +88,12 @@ class McNemar:
 
 
 def bootstrap_intervals(
-    values: np.ndarray, classes: np.ndarray | None = None, *, resamples: int = RESAMPLES, seed: int = 0
+    values: np.ndarray,
+    classes: np.ndarray | None = None,
+    *,
+    comparisons: int = 1,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
 ) -> np.ndarray:
     """Return 95% intervals of the means of several metrics by the bootstrap (Efron 1979).
 
@@ -101,6 +106,7 @@ def bootstrap_intervals(
     Args:
         values: Values of the queries, float [N, metrics]; queries with a nan are left out.
         classes: Class of each query, [N]; `None` to resample queries.
+        comparisons: Number of intervals that are to hold together, by Bonferroni's inequality.
         resamples: Number of bootstrap resamples.
         seed: Seed of the resampling.
 
@@ -116,7 +122,8 @@ def bootstrap_intervals(
     count = len(sums)
     if count < (1 if classes is None else 2):
         return np.full((values.shape[1], 2), np.nan)
-    level = _LEVEL / 2 if sizes is None else _expanded_level(count)
+    tail = _LEVEL / 2 / comparisons
+    level = tail if sizes is None else _expanded_level(count, tail)
     random = np.random.default_rng(seed)
     means = np.empty((resamples, values.shape[1]))
     step = max(1, _BLOCK // count)
@@ -136,9 +143,9 @@ def class_intervals(values: np.ndarray, classes: np.ndarray) -> np.ndarray | Non
     return bootstrap_intervals(values, classes) if len(np.unique(answered)) >= LEAST_CLASSES else None
 
 
-def _expanded_level(count: int) -> float:
-    """Return the level of the percentile that replaces 0.025 for so many resampled units, two or more."""
-    return normal_cdf(-t_quantile(_LEVEL / 2, count - 1) * math.sqrt(count / (count - 1)))
+def _expanded_level(count: int, tail: float) -> float:
+    """Return the level of the percentile that replaces a tail for so many resampled units, two or more."""
+    return normal_cdf(-t_quantile(tail, count - 1) * math.sqrt(count / (count - 1)))
 
 
 def wilson_interval(right: int, count: int) -> tuple[float, float]:

@@ -46,6 +46,7 @@ class Fit:
         note: Origin of the layer, for the provenance of the model file.
         counts: Numbers for the history of the gallery.
         layer: Returns the layer. It is called only if the layer is applied.
+        forget: Called when the layer was applied: deletes what was kept for another run.
     """
 
     command: str
@@ -56,6 +57,7 @@ class Fit:
     note: Mapping[str, Any]
     counts: Mapping[str, int]
     layer: Callable[[], Layer]
+    forget: Callable[[], object] | None = None
 
 
 @dataclass(frozen=True)
@@ -190,13 +192,20 @@ class ModelTarget:
         return facts, f"{self._out}: written, {len(layer.weight)} dimensions"
 
 
-def run(target: GalleryTarget | ModelTarget, fit: Callable[[], Fit], *, dry_run: bool = False) -> Outcome:
+def run(
+    target: GalleryTarget | ModelTarget,
+    fit: Callable[[], Fit],
+    *,
+    dry_run: bool = False,
+    to_apply: str = "without --dry-run",
+) -> Outcome:
     """Fit a layer, and apply it if its gain is certain.
 
     Args:
         target: What gets the layer.
         fit: Fits and measures it.
         dry_run: Measure the gain, and change nothing.
+        to_apply: How it is applied after all, for a line of text.
 
     Raises:
         InputError, LookalikeError: As for `fit` and `apply` of the target.
@@ -207,12 +216,14 @@ def run(target: GalleryTarget | ModelTarget, fit: Callable[[], Fit], *, dry_run:
     if found.refusal is not None:
         lines.append(f"{target.path}: unchanged, because {found.refusal}")
     elif dry_run:
-        lines.append(f"{target.path}: unchanged; without --dry-run it would be {found.done}")
+        lines.append(f"{target.path}: unchanged; {to_apply} it would be {found.done}")
     else:
         note = {"command": found.command, "date": now(), **found.note}
         applied, text = target.apply(found, found.layer(), note)
         facts |= {found.done: True, **applied}
         lines.append(text)
+        if found.forget is not None:
+            found.forget()
     facts["seconds"] = round(time.monotonic() - began, 1)
     return Outcome(facts, lines, found.refusal is None)
 

@@ -19,22 +19,18 @@ import numpy as np
 
 from retrieval import metrics
 from retrieval.metrics import per_query
-from retrieval.metrics.statistics import bootstrap_intervals
+from retrieval.metrics.statistics import RESAMPLES, bootstrap_intervals
 from train.layers.components import Start, mixed
+from train.layers.folds import KINDS, MOST_IMAGES, Folds, Kind
 from train.layers.learning import learn
 from train.layers.settings import TeachingConfig
 from train.layers.whitening import FEWEST_CLASSES, FEWEST_QUERIES, NO_CLASS
 
-Kind = Literal["known", "unseen"]
 Purpose = Literal["known", "unseen", "both"]
-KINDS: tuple[Kind, Kind] = ("known", "unseen")
 PURPOSES: tuple[Purpose, ...] = ("known", "unseen", "both")
 METRICS = ("map_at_r", "recall_at_1")  # the first one decides
 
 _ENOUGH = 1000  # queries of each kind, after which no further part is held out
-_MOST_IMAGES = 10_000  # with a label, and without one, that are searched; of one class at most so many:
-_MOST_OF_A_CLASS = 500
-_MOST_QUERIES = 1000  # of each kind in a fold
 _TINY = float(np.finfo(np.float32).tiny)
 
 
@@ -156,7 +152,7 @@ class Study:
         for kind in KINDS:
             chosen = np.where(halves[kind], by_first, by_second)  # each by the other half
             after = values[kind][1 + chosen, np.arange(len(chosen))]
-            gains[kind] = _gain(kind, classes[kind], values[kind][0], after)
+            gains[kind] = gain_over(kind, classes[kind], values[kind][0], after)
         best = self._choose(purpose, values, everything)
         return Measurement(purpose, self._candidates[best], gains)
 
@@ -167,12 +163,24 @@ class Study:
 
         With two kinds, the smaller one of the relative gains counts.
         """
-        ratios = [np.ones(len(self._candidates))]
-        for kind in kinds(purpose):
-            if some[kind].any():
-                means = values[kind][:, some[kind], 0].mean(1)
-                ratios.append(means[1:] / max(means[0], _TINY))
-        return int(np.min(ratios[1:] or ratios, axis=0).argmax())
+        means = {kind: values[kind][:, some[kind], 0].mean(1) for kind in KINDS if some[kind].any()}
+        found = relative_gains(purpose, means)
+        return 0 if found is None else int(found.argmax())
+
+
+def relative_gains(purpose: Purpose, means: Mapping[Kind, np.ndarray]) -> np.ndarray | None:
+    """Return what candidates find, relative to the present vectors; of two kinds, the smaller value counts.
+
+    Args:
+        purpose: Kinds of images that count.
+        means: Mean of the first metric with the present vectors and with each candidate, float
+            [1 + candidates], of the kinds that were measured.
+
+    Returns:
+        float [candidates]; `None` if no kind of the purpose was measured.
+    """
+    ratios = [means[kind][1:] / max(means[kind][0], _TINY) for kind in kinds(purpose) if kind in means]
+    return np.min(ratios, axis=0) if ratios else None
 
 
 def kinds(purpose: Purpose) -> tuple[Kind, ...]:
@@ -211,15 +219,15 @@ def study(
         InputError: There are too few labelled images to learn from.
     """
     found = Study([Candidate(start.power, blend) for start in starts for blend in config.blends], config.seed)
-    parts = _Folds(classes, config)
-    if len(others) > _MOST_IMAGES:
-        others = np.random.default_rng(config.seed).choice(others, _MOST_IMAGES, replace=False)
+    parts = Folds(classes, config.folds, config.seed)
+    if len(others) > MOST_IMAGES:
+        others = np.random.default_rng(config.seed).choice(others, MOST_IMAGES, replace=False)
     searched = np.concatenate([vectors[parts.searched], others])
     searched_classes = np.concatenate([classes[parts.searched], np.full(len(others), NO_CLASS)])
     for fold in range(config.folds):
         split = parts.split(fold)
         places = {kind: np.searchsorted(parts.searched, split.queries[kind]) for kind in KINDS}
-        values = {kind: [_values(searched, searched_classes, places[kind])] for kind in KINDS}
+        values = {kind: [query_values(searched, searched_classes, places[kind])] for kind in KINDS}
         for number, start in enumerate(starts):
             matrix = learn(
                 start.components(vectors[split.training]),
@@ -235,7 +243,7 @@ def study(
                 moved[:, : start.learned] = components[:, : start.learned] @ mixed(matrix, blend).T
                 moved /= np.maximum(np.linalg.norm(moved, axis=1, keepdims=True), _TINY)
                 for kind in KINDS:
-                    values[kind].append(_values(moved, searched_classes, places[kind]))
+                    values[kind].append(query_values(moved, searched_classes, places[kind]))
         found.add_fold(
             {kind: searched_classes[places[kind]] for kind in KINDS},
             {kind: np.stack(values[kind]) for kind in KINDS},
@@ -245,71 +253,7 @@ def study(
     return found
 
 
-@dataclass(frozen=True)
-class _Split:
-    """Rows of one fold.
-
-    Attributes:
-        training: Rows to learn from, int64 [n], ascending.
-        queries: Held-out rows of each kind, ascending.
-    """
-
-    training: np.ndarray
-    queries: Mapping[Kind, np.ndarray]
-
-
-class _Folds:
-    """Division of labelled rows into folds.
-
-    Args:
-        classes: Class of each row, int [N].
-        config: Settings.
-
-    Attributes:
-        searched: Rows that are searched, int64 [m], ascending: all, or of many those of some classes.
-    """
-
-    def __init__(self, classes: np.ndarray, config: TeachingConfig) -> None:
-        random = np.random.default_rng(config.seed)
-        _, self._numbers = np.unique(classes, return_inverse=True)
-        self._random, self._folds = random, config.folds
-        order = random.permutation(len(classes))
-        # Rank of each row in its class, in random order.
-        by_class = order[np.argsort(self._numbers[order], kind="stable")]
-        sizes = np.bincount(self._numbers)
-        ranks = np.empty(len(classes), np.int64)
-        ranks[by_class] = np.arange(len(classes)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        offset = random.integers(0, config.folds, len(sizes))
-        self._image_fold = (ranks + offset[self._numbers]) % config.folds
-        self._class_fold = np.full(len(sizes), -1)
-        if len(sizes) >= FEWEST_CLASSES:
-            self._class_fold[random.permutation(len(sizes))] = np.arange(len(sizes)) % config.folds
-        self.searched = self._choose_searched(sizes, ranks)
-        counts = np.bincount(self._numbers[self.searched], minlength=len(sizes))
-        self._answerable = np.zeros(len(classes), bool)
-        self._answerable[self.searched] = counts[self._numbers[self.searched]] > 1
-
-    def _choose_searched(self, sizes: np.ndarray, ranks: np.ndarray) -> np.ndarray:
-        kept = np.minimum(sizes, _MOST_OF_A_CLASS)
-        chosen = self._random.permutation(len(sizes))
-        chosen = chosen[: max(FEWEST_CLASSES, int(np.searchsorted(np.cumsum(kept[chosen]), _MOST_IMAGES)))]
-        return np.flatnonzero(np.isin(self._numbers, chosen) & (ranks < _MOST_OF_A_CLASS))
-
-    def split(self, fold: int) -> _Split:
-        """Return the rows of one fold."""
-        unseen = self._class_fold[self._numbers] == fold
-        held_out = ~unseen & (self._image_fold == fold)
-        masks: dict[Kind, np.ndarray] = {"known": held_out, "unseen": unseen}
-        queries = {kind: self._some(np.flatnonzero(mask & self._answerable)) for kind, mask in masks.items()}
-        return _Split(np.flatnonzero(~unseen & ~held_out), queries)
-
-    def _some(self, rows: np.ndarray) -> np.ndarray:
-        if len(rows) <= _MOST_QUERIES:
-            return rows
-        return np.sort(self._random.choice(rows, _MOST_QUERIES, replace=False))
-
-
-def _values(vectors: np.ndarray, classes: np.ndarray, places: np.ndarray) -> np.ndarray:
+def query_values(vectors: np.ndarray, classes: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Return the metrics of queries among all vectors, float64 [q, metrics]."""
     if not len(places):
         return np.empty((0, len(METRICS)))
@@ -320,12 +264,19 @@ def _values(vectors: np.ndarray, classes: np.ndarray, places: np.ndarray) -> np.
     return np.column_stack([per_query.map_at_r(ranking), per_query.recall(ranking, [1])[:, 0]])
 
 
-def _gain(kind: Kind, classes: np.ndarray, before: np.ndarray, after: np.ndarray) -> Gain | None:
-    """Return the gain over queries, [q, metrics] before and after; `None` if there are too few."""
+def gain_over(
+    kind: Kind, classes: np.ndarray, before: np.ndarray, after: np.ndarray, comparisons: int = 1
+) -> Gain | None:
+    """Return the gain over queries, [q, metrics] before and after; `None` if there are too few.
+
+    With several comparisons, their 95% intervals hold together.
+    """
     count = len(np.unique(classes))
     if len(classes) < FEWEST_QUERIES or (kind == "unseen" and count < FEWEST_CLASSES):
         return None
-    intervals = bootstrap_intervals(after - before, classes)
+    intervals = bootstrap_intervals(
+        after - before, classes, comparisons=comparisons, resamples=RESAMPLES * comparisons
+    )
     changes = {}
     for number, name in enumerate(METRICS):
         old, new = float(before[:, number].mean()), float(after[:, number].mean())

@@ -13,14 +13,15 @@ from retrieval.gallery import Gallery
 from retrieval.text import align_columns, pluralize
 from train.layers.components import fit_starts
 from train.layers.flow import MOST_FITTED, Fit
+from train.layers.folds import Kind
 from train.layers.learning import learn_layer
 from train.layers.lesson import Lesson, read_lesson
-from train.layers.measuring import METRICS, PURPOSES, Gain, Kind, Measurement, Purpose, kinds, study
+from train.layers.measuring import METRICS, PURPOSES, Gain, Measurement, Purpose, kinds, study
 from train.layers.settings import TeachingConfig
 from train.layers.whitening import NO_CLASS, WhiteningGain, candidates, gain_by_labels
 
-_TITLES: dict[Kind, str] = {"known": "new images of known classes", "unseen": "images of unseen classes"}
-_METRICS = {"map_at_r": "MAP@R", "recall_at_1": "Recall@1"}
+TITLES: dict[Kind, str] = {"known": "new images of known classes", "unseen": "images of unseen classes"}
+METRIC_TITLES = {"map_at_r": "MAP@R", "recall_at_1": "Recall@1"}
 
 
 def fit_teaching(gallery: Gallery, labels: str, purpose: Purpose, config: TeachingConfig) -> Fit:
@@ -45,12 +46,12 @@ def fit_teaching(gallery: Gallery, labels: str, purpose: Purpose, config: Teachi
     found = {name: studied.conclude(name) for name in PURPOSES}
     best = found.pop(purpose)
     alone = _without_labels(lesson, best.gains["unseen"])
-    warnings = _losses(best.gains)
-    lines = [*_gain_lines(best.gains), *warnings]
+    warnings = losses_in(best.gains)
+    lines = [*gain_lines(best.gains), *warnings]
     if alone is not None:
-        spread = _spread(alone.after - alone.before, alone.low, alone.high)
+        spread = spread_text(alone.after - alone.before, alone.low, alone.high)
         lines.append(
-            f"`lookalike adapt {gallery.folder}`, which needs no labels, gains more for {_TITLES['unseen']}: "
+            f"`lookalike adapt {gallery.folder}`, which needs no labels, gains more for {TITLES['unseen']}: "
             f"{spread} MAP@R"
         )
     gains = {kind: gain and asdict(gain) for kind, gain in best.gains.items()}
@@ -95,33 +96,33 @@ def fit_teaching(gallery: Gallery, labels: str, purpose: Purpose, config: Teachi
     )
 
 
-def _gain_lines(gains: Mapping[Kind, Gain | None]) -> list[str]:
+def gain_lines(gains: Mapping[Kind, Gain | None]) -> list[str]:
     rows = [("", "", "before", "after", "difference (95% interval)")]
     for kind, gain in gains.items():
         if gain is None:
-            rows.append((_TITLES[kind], "not measured: too few labelled images or classes", "", "", ""))
+            rows.append((TITLES[kind], "not measured: too few labelled images or classes", "", "", ""))
             continue
-        title = f"{_TITLES[kind]} ({gain.queries} queries)"
-        for name, text in _METRICS.items():
+        title = f"{TITLES[kind]} ({gain.queries} queries)"
+        for name, text in METRIC_TITLES.items():
             change = gain.metrics[name]
             before, after = (f"{100 * value:.1f}" for value in (change.before, change.after))
-            spread = _spread(change.difference, change.low, change.high)
+            spread = spread_text(change.difference, change.low, change.high)
             rows.append((title, text, before, after, spread))
             title = ""
     return align_columns(rows)
 
 
-def _spread(difference: float, low: float, high: float) -> str:
+def spread_text(difference: float, low: float, high: float) -> str:
     return f"{100 * difference:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
 
 
-def _losses(gains: Mapping[Kind, Gain | None]) -> list[str]:
+def losses_in(gains: Mapping[Kind, Gain | None]) -> list[str]:
     """Return a warning for each metric that certainly falls."""
     return [
-        f"warning: {_TITLES[kind]} lose: {_spread(change.difference, change.low, change.high)} {text}"
+        f"warning: {TITLES[kind]} lose: {spread_text(change.difference, change.low, change.high)} {text}"
         for kind, gain in gains.items()
         if gain is not None
-        for name, text in _METRICS.items()
+        for name, text in METRIC_TITLES.items()
         if (change := gain.metrics[name]).high < 0
     ]
 
@@ -151,9 +152,9 @@ def _refusal(best: Measurement, others: Iterable[Measurement]) -> str:
     for kind in kinds(best.purpose):
         gain = best.gains[kind]
         if gain is None:
-            reasons.append(f"the gain of {_TITLES[kind]} cannot be measured")
+            reasons.append(f"the gain of {TITLES[kind]} cannot be measured")
         elif not gain.is_proven:
-            reasons.append(f"no gain of {_TITLES[kind]} is certain")
+            reasons.append(f"no gain of {TITLES[kind]} is certain")
     accepted = [f"--for {other.purpose}" for other in others if other.is_accepted]
     advice = f"{' or '.join(accepted)} would be accepted" if accepted else "label more images"
     return f"{' and '.join(reasons)}; {advice}"

@@ -1,0 +1,75 @@
+"""`lookalike gate`: verdict and exit code for galleries and for reports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from retrieval import Gallery
+from retrieval.cli import main
+from retrieval.storage.records import FileStamp, NewItem
+from tests.retrieval.filling import DIM, small_gallery
+
+CLASSES, EACH = 16, 5
+
+
+def gallery_of(folder: Path, noise: float, order: np.ndarray, seed: int = 0) -> Gallery:
+    """Return a gallery of noisy classes; the same key has the same class, whatever the order of the items."""
+    folder.mkdir()
+    gallery = small_gallery(folder)
+    random = np.random.default_rng(0)
+    classes = np.repeat(np.arange(CLASSES), EACH)
+    vectors = random.standard_normal((CLASSES, DIM))[classes]
+    vectors += noise * np.random.default_rng(seed).standard_normal(vectors.shape)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    items = [
+        NewItem(FileStamp("/photos", f"{row}.jpg", 1, 1, f"c{classes[row]}"), f"sha-{row}", 4, 3)
+        for row in order.tolist()
+    ]
+    with gallery.store.writing():
+        gallery.store.commit(vectors[order].astype(np.float32), items)
+    gallery.refresh()
+    return gallery
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str, code: int) -> dict[str, Any]:
+    with pytest.raises(SystemExit) as left:
+        main(["gate", *words, "--json"])
+    out, err = capsys.readouterr()
+    assert left.value.code == code, err
+    facts: dict[str, Any] = json.loads(out) if out else {}
+    return facts
+
+
+def test_galleries_of_other_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Items are matched by key: the two have them in another order, and one has more."""
+    forth, back = np.arange(CLASSES * EACH), np.arange(CLASSES * EACH - 10)[::-1]
+    good = str(gallery_of(tmp_path / "good", 1.0, forth).folder)
+    bad = str(gallery_of(tmp_path / "bad", 2.5, back).folder)
+    same = str(gallery_of(tmp_path / "same", 1.0, back).folder)
+    facts = run(capsys, bad, good, "--require", "gain", code=0)
+    assert (facts["passes"], facts["verdict"]["outcome"]) == (True, "more")
+    assert facts["verdict"]["queries"] == CLASSES * EACH - 10
+    assert run(capsys, good, bad, code=1)["verdict"]["outcome"] == "less"
+    assert run(capsys, good, same, code=0)["verdict"]["outcome"] == "same"
+    assert not run(capsys, good, same, "--require", "gain", code=1)["passes"]
+
+
+def test_reports_and_what_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reports = []
+    for name, noise in (("good", 1.0), ("bad", 2.5)):
+        gallery = gallery_of(tmp_path / name, noise, np.arange(CLASSES * EACH))
+        reports.append(str(tmp_path / f"{name}-report"))
+        with pytest.raises(SystemExit):
+            main(["evaluate", str(gallery.folder), "--out", reports[-1]])
+    capsys.readouterr()
+    good, bad = reports
+    assert run(capsys, bad, good, code=0)["verdict"]["outcome"] == "more"
+    facts = run(capsys, good, bad, code=1)
+    assert not facts["passes"]
+    assert facts["verdict"]["changes"]["map_at_r"]["class_interval"][1] < 0
+    run(capsys, good, str(tmp_path / "nothing"), code=2)

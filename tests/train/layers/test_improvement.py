@@ -1,0 +1,305 @@
+"""Improvement: the nested choice, trials, the journal, and the command on galleries and in a database."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.linalg import fractional_matrix_power
+from sklearn.covariance import ledoit_wolf
+
+from retrieval import Gallery
+from retrieval.cli import main
+from retrieval.storage.records import FileStamp, NewItem
+from tests.retrieval.filling import small_gallery
+from tests.retrieval.stores import databases
+from tests.train.layers.test_teaching import classes_in_noise
+from train.layers import improvement, trials
+from train.layers.folds import KINDS
+from train.layers.improvement import journal_folder
+from train.layers.journal import Entry, Journal
+from train.layers.nested import PAIRS, PARTS, Nested, Tried
+from train.layers.trials import within_class_whitening
+
+CLASSES, EACH = 40, 8
+QUICK_RUN = """import sys
+from retrieval.cli import main
+from train.layers import improvement, trials
+trials._STEPS, improvement._RERANKED = 40, 20
+main(sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer batches and queries, so that a run takes a few seconds."""
+    monkeypatch.setattr(trials, "_STEPS", 40)
+    monkeypatch.setattr(improvement, "_RERANKED", 20)
+
+
+def fill(folder: Path, labels: list[str | None], seed: int = 0) -> Gallery:
+    """Return a gallery of vectors whose classes differ in a few dimensions, with these labels."""
+    gallery = small_gallery(folder)
+    vectors, _ = classes_in_noise(CLASSES, EACH, seed)
+    stamps = [FileStamp("/photos", f"{row}.jpg", 1, 1, label) for row, label in enumerate(labels)]
+    with gallery.store.writing():
+        gallery.store.commit(vectors, [NewItem(stamp, "", 4, 3) for stamp in stamps])
+    gallery.refresh()
+    return gallery
+
+
+def half_labelled() -> list[str | None]:
+    """Labels of the first half of the classes; the others never have any."""
+    return [f"c{row // EACH}" if row // EACH < CLASSES // 2 else None for row in range(CLASSES * EACH)]
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, Any]:
+    """Run the command in this process, and return its facts."""
+    with pytest.raises(SystemExit) as left:
+        main(["improve", *words, "--json"])
+    out, err = capsys.readouterr()
+    assert left.value.code == code, err
+    facts: dict[str, Any] = json.loads(out) if out else {}
+    return facts
+
+
+def precision(vectors: np.ndarray, classes: np.ndarray, rows: np.ndarray) -> float:
+    """Return MAP@R of some rows among all, by brute force."""
+    cosines = vectors @ vectors.T
+    np.fill_diagonal(cosines, -2)
+    values = []
+    for row in rows:
+        relevant = int((classes == classes[row]).sum()) - 1
+        right = (classes == classes[row])[np.argsort(-cosines[row])[:relevant]]
+        values.append((right * np.cumsum(right) / np.arange(1, relevant + 1)).sum() / relevant)
+    return float(np.mean(values))
+
+
+@pytest.mark.usefixtures("quick")
+def test_gain_holds_on_classes_that_were_never_labelled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gallery = fill(tmp_path, half_labelled())
+    folder = str(gallery.folder)
+    vectors, classes = classes_in_noise(CLASSES, EACH)
+    facts = run(capsys, folder, "--minutes", "0")
+    assert (facts["accepted"], facts["improved"]) == (True, False)
+    assert facts["not_tried"], "no time for more"
+    assert {row["method"] for row in facts["tried"]} >= {"whitening", "taught layer"}
+    assert not gallery.changed()
+    before = gallery.state.vectors(np.arange(len(classes)))
+    facts = run(capsys, folder, "--minutes", "0", "--apply")
+    assert facts["improved"]
+    assert not journal_folder(gallery.folder).exists()
+    improved = Gallery(folder)
+    unseen = np.flatnonzero(classes >= CLASSES // 2)
+    after = precision(improved.state.vectors(np.arange(len(classes))), classes, unseen)
+    gain = facts["gains"]["unseen"]["metrics"]["map_at_r"]
+    assert gain["low"] > 0
+    measured = after - precision(vectors, classes, unseen)
+    assert measured > 0
+    assert gain["low"] - 0.05 < measured < gain["high"] + 0.05
+    (note,) = improved.embedder.provenance["layers"]
+    assert note["command"] == "improve"
+    assert note["gains"] == facts["gains"]
+    run(capsys, folder, "--undo")
+    restored = Gallery(folder)
+    assert np.array_equal(restored.state.vectors(np.arange(len(classes))), before)
+    assert restored.fingerprint == gallery.fingerprint
+
+
+@pytest.mark.usefixtures("quick")
+def test_random_labels_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shuffled = np.random.default_rng(0).permutation(CLASSES * EACH) % CLASSES
+    gallery = fill(tmp_path, [f"c{number}" for number in shuffled.tolist()])
+    facts = run(capsys, str(gallery.folder), "--minutes", "0", "--apply", code=1)
+    assert (facts["accepted"], facts["improved"]) == (False, False)
+    assert not gallery.changed()
+    assert not gallery.folder.with_name("g.old").exists()
+
+
+def noise(nested: Nested, layers: int, random: np.random.Generator, effect: float = 0.0) -> list[Tried]:
+    """Trials whose gain is an effect and noise of classes and queries, and the present vectors are 0.5."""
+    queries = len(nested.queries)
+    found = []
+    for _ in range(layers):
+        of_class = random.normal(0, 0.03, nested.classes.max() + 1)[nested.classes]
+        values = 0.5 + effect + of_class + random.normal(0, 0.1, queries)
+        found.append(Tried(np.tile(values[:, None], (len(PAIRS), 1, 1, 2)), 0.0))
+    return found
+
+
+def gain_of_choice(nested: Nested, tried: list[Tried]) -> tuple[float, float, float]:
+    """Return difference and interval of the choice among trials, made by the other parts."""
+    before = np.full((len(nested.queries), 2), 0.5)
+    chosen = [nested.choose("unseen", before, tried, part) for part in range(PARTS)]
+    gain = nested.gains(
+        before,
+        lambda part, kind: (tried[chosen[part][0].trial].values[0, 0] if chosen[part][1] > 1 else before)[
+            nested.tests(part, kind)
+        ],
+    )["unseen"]
+    assert gain is not None
+    change = gain.metrics["map_at_r"]
+    return change.difference, change.low, change.high
+
+
+def test_choice_among_many_useless_layers_gains_nothing() -> None:
+    """The best looks good on the queries that chose it; what is printed does not, as often as it says."""
+    nested = Nested(np.repeat(np.arange(40), 8), 0)
+    random = np.random.default_rng(0)
+    before = np.full((320, 2), 0.5)
+    differences, accepted, flattered = [], 0, []
+    for _ in range(40):
+        tried = noise(nested, 40, random)
+        difference, low, _ = gain_of_choice(nested, tried)
+        differences.append(difference)
+        accepted += low > 0
+        flattered.append(nested.choose("unseen", before, tried)[1])
+    assert min(flattered) > 1.01
+    assert abs(np.mean(differences)) < 3 * np.std(differences) / 40**0.5
+    assert accepted <= 4, "2.5% of 40 are expected; five or more have a probability of 0.3%"
+
+
+def test_choice_finds_a_layer_that_helps() -> None:
+    nested = Nested(np.repeat(np.arange(40), 8), 0)
+    random = np.random.default_rng(1)
+    difference, low, high = gain_of_choice(
+        nested, [*noise(nested, 30, random), *noise(nested, 1, random, 0.1)]
+    )
+    assert low < 0.1 < high
+    assert low > 0
+    assert difference == pytest.approx(0.1, abs=0.03)
+
+
+def test_what_measures_has_neither_taught_nor_chosen() -> None:
+    """Held-out classes have no row among those that were learned from, held-out images not their own."""
+    classes = np.repeat(np.arange(20), 6)
+    nested = Nested(classes, 3)
+    tested = dict.fromkeys(KINDS, 0)
+    for part in range(PARTS):
+        for pair in [(part,), *(pair for pair in PAIRS if part in pair)]:
+            training = nested.training(pair)
+            for kind in KINDS:
+                rows = nested.queries[nested.tests(part, kind, pair)]
+                tested[kind] += len(rows) * (len(pair) == 1)
+                assert not np.intersect1d(rows, training).size
+                shared = np.isin(classes[rows], classes[training])
+                assert shared.all() if kind == "known" else not shared.any()
+        others = [
+            nested.tests(other, kind, pair)
+            for pair in PAIRS
+            if part in pair
+            for other in pair
+            if other != part
+            for kind in KINDS
+        ]
+        unseen = nested.tests(part, "unseen")
+        assert not np.intersect1d(np.concatenate(others), unseen).size
+    assert tested["unseen"] == len(classes), "each class is a test once"
+
+
+def test_within_class_whitening() -> None:
+    """It is the inverse square root of the shrunk covariance within classes, up to a factor."""
+    random = np.random.default_rng(0)
+    classes = np.repeat(np.arange(30), 6)
+    spread = random.normal(size=(5, 5))
+    vectors = 10 * random.normal(size=(30, 5))[classes] + random.normal(size=(180, 5)) @ spread
+    means = np.stack([vectors[classes == number].mean(0) for number in range(30)])
+    covariance, _ = ledoit_wolf(vectors - means[classes], assume_centered=True)
+    expected = fractional_matrix_power(covariance, -0.5)
+    matrix = within_class_whitening(vectors, classes)
+    assert np.allclose(matrix / matrix[0, 0], expected / expected[0, 0], atol=1e-4)
+
+
+def test_journal(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j", [b"data"])
+    assert journal.read("one") is None
+    journal.write("one", Entry(np.arange(6.0).reshape(2, 3), 1.5))
+    found = Journal(tmp_path / "j", [b"data"]).read("one")
+    assert found is not None
+    assert (found.values.tolist(), found.seconds) == ([[0, 1, 2], [3, 4, 5]], 1.5)
+    (file,) = (tmp_path / "j").rglob("*.npz")
+    file.write_bytes(file.read_bytes()[:100])
+    assert journal.read("one") is None, "damaged: to be done again"
+    (tmp_path / "j" / "mine.txt").write_text("")
+    other = Journal(tmp_path / "j", [b"other data"])
+    assert other.read("one") is None
+    assert not file.exists(), "results on other data are deleted"
+    other.delete()
+    assert [file.name for file in (tmp_path / "j").iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_killed_run_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was finished before a kill is not done again; the result is that of a run that was not killed."""
+    gallery = fill(tmp_path, half_labelled())
+    folder = journal_folder(gallery.folder)
+    words = [sys.executable, "-c", QUICK_RUN, "improve", str(gallery.folder), "--minutes", "0"]
+    process = subprocess.Popen(words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        while len(list(folder.glob("*/*.npz"))) < 9:  # re-ranking, whitening, and two learned layers
+            assert process.poll() is None
+            time.sleep(0.01)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    kept = {file: file.stat().st_mtime_ns for file in folder.glob("*/*.npz")}
+    continued = run(capsys, str(gallery.folder), "--minutes", "0")
+    assert {file: file.stat().st_mtime_ns for file in kept} == kept
+    assert len(list(folder.glob("*/*.npz"))) > len(kept)
+    again = run(capsys, str(gallery.folder), "--minutes", "0")
+    for file in folder.glob("*/*.npz"):
+        os.unlink(file)
+    fresh = run(capsys, str(gallery.folder), "--minutes", "0")
+    assert continued["gains"] == again["gains"] == fresh["gains"]
+    assert again["chosen"] == fresh["chosen"]
+
+
+def test_without_labels_it_needs_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gallery = fill(tmp_path, [None] * (CLASSES * EACH))
+    with pytest.raises(SystemExit) as left:
+        main(["improve", str(gallery.folder)])
+    err = capsys.readouterr().err
+    assert left.value.code == 2
+    assert "no labels" in err
+    assert "whitening is all that is tried" in err
+
+
+def test_gallery_in_a_database(tmp_path: Path) -> None:
+    """Each command is a process of its own, as one process at a time has the folder open."""
+    gallery = fill(tmp_path, half_labelled())
+    vectors, _ = classes_in_noise(CLASSES, EACH)
+    labels = np.array([label or "" for label in half_labelled()])
+    ids = np.array([f"i{row}" for row in range(len(labels))])
+    np.savez(tmp_path / "v.npz", vectors=vectors, label=labels, id=ids)
+
+    def command(*words: str) -> dict[str, Any]:
+        done = subprocess.run(
+            [sys.executable, "-c", QUICK_RUN, *words, "--json"], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        facts: dict[str, Any] = json.loads(done.stdout)
+        return facts
+
+    with databases.running("qdrant-edge", tmp_path / "qdrant") as database:
+        folder = str(tmp_path / "d")
+        model = ["--model", str(gallery.embedder.path), "--store", database.new_collection()]
+        command("index", "import", folder, str(tmp_path / "v.npz"), *model)
+        facts = command("improve", folder, "--minutes", "0", "--apply")
+        assert facts["improved"]
+        assert facts["labels"] == CLASSES * EACH // 2
+        command("improve", folder, "--undo")
+        restored = Gallery.open(folder)
+        assert not restored.embedder.provenance.get("layers")
+        (number,) = restored.ids_of(["i7"])
+        np.testing.assert_allclose(restored.vector(number), vectors[7], atol=2e-3)
+        restored.engine.close()

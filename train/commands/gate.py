@@ -1,0 +1,112 @@
+"""The `lookalike gate` command."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from retrieval.cli import json_option, print_result
+from retrieval.commands.device_options import runtime_options
+from retrieval.errors import InputError
+from retrieval.model.runtime import Runtime
+from train.commands import DATA_HELP
+
+if TYPE_CHECKING:
+    from retrieval.evaluation.comparison import PairedComparison
+    from retrieval.evaluation.verdict import Verdict
+
+
+@click.command()
+@click.argument("old", metavar="OLD")
+@click.argument("new", metavar="NEW")
+@click.option("--data", help=f"Labelled images to measure both on: {DATA_HELP} For models and runs.")
+@click.option(
+    "--require",
+    type=click.Choice(["no-loss", "gain"]),
+    default="no-loss",
+    show_default=True,
+    help="What NEW must have: no certain loss, or a certain gain and no certain loss.",
+)
+@runtime_options
+@json_option
+@click.pass_context
+def gate(
+    ctx: click.Context,
+    old: str,
+    new: str,
+    data: str | None,
+    require: Literal["no-loss", "gain"],
+    runtime: Runtime,
+    as_json: bool,
+) -> None:
+    """Decide whether NEW may replace OLD: a verdict with intervals, and an exit code for scripts and CI.
+
+    Both are models or runs, with --data; or two galleries, compared on the labelled images that are in both
+    (by key; the labels of NEW count), by their stored vectors; or two reports of `lookalike evaluate`.
+
+    \b
+      lookalike gate old.onnx new.onnx --data folder:shop
+      lookalike gate shop.gallery.old shop.gallery
+      lookalike gate main/report branch/report --require gain
+
+    Each query is compared with itself, for Recall@1 and MAP@R, and the 95% intervals are over classes, if
+    there are eight or more. NEW finds less if one of the two certainly falls. The sentence is that of
+    `lookalike compare`, and of `lookalike index rebuild`, which refuses such a model by itself.
+
+    Exit code 0: NEW passes. 1: it does not. 2: the two cannot be compared.
+    """
+    if data is not None:
+        verdict, words = _by_data(old, new, data, runtime)
+    else:
+        verdict, words = _by_galleries(old, new) or _by_reports([old, new])
+    passes = not verdict.loses and (require == "no-loss" or verdict.outcome == "more")
+    facts = {"old": old, "new": new, "require": require, "passes": passes, "verdict": asdict(verdict)}
+    print_result(facts, as_json, [words, f"{new}: {'passes' if passes else 'does not pass'} ({require})"])
+    if not passes:
+        ctx.exit(1)
+
+
+def _by_data(old: str, new: str, data: str, runtime: Runtime) -> tuple[Verdict, str]:
+    from retrieval.evaluation.comparison import Contender, compare_reports
+    from train import data as data_sets
+    from train.experiments.evaluation import evaluate_target
+
+    dataset = data_sets.load(data)
+    reports = [
+        evaluate_target(Path(target), dataset, runtime=runtime, show_progress=True) for target in (old, new)
+    ]
+    names = [old, new] if old != new else [f"{old} (old)", f"{new} (new)"]
+    contenders = [Contender(name, (report,)) for name, report in zip(names, reports, strict=True)]
+    return _verdict(compare_reports(contenders).pairs)
+
+
+def _by_galleries(old: str, new: str) -> tuple[Verdict, str] | None:
+    """Return the verdict on two galleries; `None` if one of the two is none."""
+    from retrieval.evaluation.gallery import compare_models
+    from retrieval.galleries.database_folder import is_gallery
+    from retrieval.gallery import Gallery
+
+    if not (is_gallery(Path(old)) and is_gallery(Path(new))):
+        return None
+    found = compare_models(Gallery.open(Path(old)), Gallery.open(Path(new)), by_key=True)
+    if found is None:
+        raise InputError(f"{new}: has no two classes of two labelled images that are in {old} as well")
+    return found.verdict, f"{found.words}."
+
+
+def _by_reports(arguments: list[str]) -> tuple[Verdict, str]:
+    from retrieval.evaluation.comparison import compare_reports, load_contenders
+
+    return _verdict(compare_reports(load_contenders(arguments)).pairs)
+
+
+def _verdict(pairs: list[PairedComparison]) -> tuple[Verdict, str]:
+    verdict = pairs[0].verdict if pairs else None
+    if verdict is None:
+        raise InputError(
+            "gate: it takes two single reports that share queries; for runs, `lookalike compare`"
+        )
+    return verdict, verdict.sentence

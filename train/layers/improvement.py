@@ -1,0 +1,419 @@
+"""Improvement: all that can be tried on the stored vectors of a gallery within a time, and the best of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from retrieval.cli import print_status
+from retrieval.errors import InputError
+from retrieval.gallery import Gallery
+from retrieval.model.layer import Layer
+from retrieval.progress import Progress
+from retrieval.search.options import CANDIDATES
+from retrieval.search.rerank import EXPANSION, expand, k_reciprocal
+from retrieval.text import align_columns, pluralize
+from train.layers.components import fit_starts
+from train.layers.flow import Fit, GalleryTarget
+from train.layers.folds import KINDS, Kind
+from train.layers.journal import Entry, Journal
+from train.layers.lesson import GALLERY, Lesson, read_lesson
+from train.layers.measuring import METRICS, Gain, Purpose, kinds, query_values
+from train.layers.nested import MOST_SEARCHED, PAIRS, PARTS, Nested, Tried
+from train.layers.settings import TeachingConfig
+from train.layers.teaching import METRIC_TITLES, TITLES, gain_lines, losses_in, spread_text
+from train.layers.trials import TRIALS, Trial, Workbench
+from train.layers.whitening import FEWEST_CLASSES, FEWEST_QUERIES, NO_CLASS, fit_whitening
+
+SEED = 0
+MOST_LEARNED = 50_000  # labelled images that trials learn from; the layer that is applied learns from all
+_RERANKED = 200  # queries
+# Rows best first, of all vectors, their cosines to the query, and its own row.
+Rerank = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
+_SHORT = {"known": "known classes", "unseen": "unseen classes"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """Row of the table: a method, what it gained and what it cost.
+
+    Attributes:
+        method: Its name.
+        tried: Number of layers.
+        gains: Gain of each kind, with intervals that hold together for all rows.
+        seconds: What trying it took.
+        is_option: Whether it is an option of a search, not a layer.
+    """
+
+    method: str
+    tried: int
+    gains: Mapping[Kind, Gain | None]
+    seconds: float
+    is_option: bool = False
+
+
+def journal_folder(gallery: Path) -> Path:
+    """Return the folder beside a gallery in which finished trials are kept."""
+    folder = gallery.resolve()
+    return folder.with_name(f"{folder.name}.improve")
+
+
+def fit_improvement(target: GalleryTarget, labels: str, purpose: Purpose, minutes: float) -> Fit:
+    """Return the best layer of all that can be tried within a time.
+
+    Args:
+        target: Gallery.
+        labels: "gallery", or a CSV or Parquet file; see `train.layers.lesson.read_lesson`.
+        purpose: Kinds of images that have to gain.
+        minutes: Time for the trials. What an earlier run has tried costs none.
+
+    Raises:
+        InputError: The table of labels is invalid, or there are too few images.
+    """
+    began = time.monotonic()
+    gallery = target.gallery
+    try:
+        lesson = read_lesson(gallery, labels)
+        _check_measurable(lesson)
+    except InputError as error:
+        if labels != GALLERY:
+            raise
+        return _without_labels(target, str(error))
+    count, images = len(np.unique(lesson.classes)), len(lesson.classes)
+    print_status(f"{gallery.folder}: {pluralize(images, 'labelled image')} of {count} classes")
+    return _Trials(gallery, lesson, purpose, began + 60 * minutes).fit()
+
+
+def _check_measurable(lesson: Lesson) -> None:
+    """Raise an `InputError` if labels are too few to measure a gain."""
+    _, sizes = np.unique(lesson.classes, return_counts=True)
+    sizes = sizes[sizes > 1]
+    if len(sizes) < FEWEST_CLASSES or sizes.sum() < FEWEST_QUERIES:
+        few = f"{len(sizes)} classes with two labelled images or more"
+        raise InputError(f"{few}, of which no gain can be measured; label {FEWEST_CLASSES} classes at least")
+
+
+def _without_labels(target: GalleryTarget, why: str) -> Fit:
+    """Return the half-whitening that serves augmented copies best: all that can be tried without labels."""
+    print_status(f"{why}; so whitening is all that is tried, by augmented copies of the images")
+    fit = fit_whitening(target.images(), by="copies")
+    more = "with labels more can be tried, and what it gains for classes can be measured"
+    return replace(fit, command="improve", done="improved", lines=[*fit.lines, more])
+
+
+class _Trials:
+    """Trials on labelled vectors, the choice among them, and its gain.
+
+    Args:
+        gallery: Gallery.
+        lesson: Its labelled vectors, and others.
+        purpose: Kinds of images that have to gain.
+        deadline: Time, by `time.monotonic`, at which the trials end.
+    """
+
+    def __init__(self, gallery: Gallery, lesson: Lesson, purpose: Purpose, deadline: float) -> None:
+        self._gallery, self._lesson, self._purpose, self._deadline = gallery, lesson, purpose, deadline
+        vectors, classes, others = lesson.vectors, lesson.classes, lesson.others
+        if len(vectors) > MOST_LEARNED:
+            some = np.sort(np.random.default_rng(SEED).permutation(len(vectors))[:MOST_LEARNED])
+            vectors, classes = vectors[some], classes[some]
+        self._vectors, self._classes = vectors, classes
+        given = [array.tobytes() for array in (vectors, classes, others)]
+        self._journal = Journal(
+            journal_folder(gallery.folder), [*given, repr((SEED, PAIRS, TeachingConfig())).encode()]
+        )
+        self._nested = nested = Nested(classes, SEED)
+        if len(others) > MOST_SEARCHED:
+            others = np.random.default_rng(SEED).choice(others, MOST_SEARCHED, replace=False)
+        everything = np.concatenate([lesson.vectors, lesson.others])
+        searched = np.concatenate([vectors[nested.searched], others])
+        self._searched_classes = np.concatenate([classes[nested.searched], np.full(len(others), NO_CLASS)])
+        self._places = np.searchsorted(nested.searched, nested.queries)
+        self._bench = Workbench(
+            everything, searched, fit_starts(everything, (0.0, 0.5), TeachingConfig().dim), SEED
+        )
+        self._before = self._values(searched, np.arange(len(nested.queries)))
+        self._learning = list[float]()  # seconds of each piece of learning
+
+    def fit(self) -> Fit:
+        """Try, choose and measure."""
+        nested, before, purpose = self._nested, self._before, self._purpose
+        for name, rerank in _OPTIONS.items():
+            self._rerank(name, rerank)
+        trials, tried = self._try_all()
+        best, ratio = nested.choose(purpose, before, tried)
+        chosen, variant = trials[best.trial], self._bench.variants(trials[best.trial])[best.variant]
+        gains = self._gains_of_choice(trials, tried)
+        rows = self._rows(trials, tried)
+        left = TRIALS[len(trials) :]
+        proven = all((gain := gains[kind]) is not None and gain.is_proven for kind in kinds(purpose))
+        refusal = (
+            None if proven and ratio > 1 else _refusal(gains, purpose, is_nothing=ratio <= 1, is_all=not left)
+        )
+        warnings, more = losses_in(gains), _more(self._gallery.folder, left, self._left_seconds(left))
+        what = f"{chosen.title}, {'share' if chosen.is_learned else 'dimension'} {variant:g}"
+        facts_of_gains = _facts(gains)
+        lines = [
+            *_table(rows),
+            f"intervals: over classes, 95% for all {len(rows)} rows together; differences to the gallery as "
+            "it is, in points",
+            "",
+            f"best: {what}" if ratio > 1 else "best: the gallery as it is",
+            "the choice among all of them, on classes and images that it has not used:",
+            *gain_lines(gains),
+            *warnings,
+            "",
+            *more,
+        ]
+        origin = {
+            "labels": self._lesson.labels,
+            "images": len(self._lesson.classes),
+            "classes": len(np.unique(self._lesson.classes)),
+        }
+        settings = {
+            "method": chosen.method,
+            "power": chosen.power,
+            "loss": chosen.loss,
+            "lr": chosen.lr,
+            "variant": variant,
+        }
+        return Fit(
+            command="improve",
+            done="improved",
+            facts={
+                "gallery": str(self._gallery.folder),
+                **origin,
+                "for": purpose,
+                "tried": [
+                    {
+                        "method": row.method,
+                        "layers": row.tried,
+                        "gains": _facts(row.gains),
+                        "seconds": round(row.seconds, 1),
+                        "option": row.is_option,
+                    }
+                    for row in rows
+                ],
+                "not_tried": [trial.title for trial in left],
+                "chosen": settings if ratio > 1 else None,
+                "gains": facts_of_gains,
+                "accepted": refusal is None,
+                "warnings": warnings,
+                "next": more,
+            },
+            lines=lines,
+            refusal=refusal,
+            note={**origin, "for": purpose, **settings, "gains": facts_of_gains},
+            counts={"labels": self._lesson.labels},
+            layer=lambda: self._layer(chosen, variant),
+            forget=self._journal.delete,
+        )
+
+    def _try_all(self) -> tuple[Sequence[Trial], Sequence[Tried]]:
+        """Run the trials that the time allows: those of an earlier run, whitening and one layer at least."""
+        tried = list[Tried]()
+        total = sum(len(PAIRS) if trial.is_learned else 1 for trial in TRIALS)
+        with Progress("trying", total, "layers") as progress:
+            for trial in TRIALS:
+                names = [f"{trial.work} without {pair}" for pair in PAIRS[: None if trial.is_learned else 1]]
+                done = sum(self._journal.read(name) is not None for name in names)
+                needed = (len(names) - done + PARTS + 1) * self._mean_seconds()
+                is_new = trial.is_learned and done < len(names) and bool(self._learning)
+                if is_new and time.monotonic() + needed > self._deadline:
+                    break
+                found = []
+                for name, pair in zip(names, PAIRS, strict=False):
+                    progress.update(0, note=trial.title)
+                    found.append(self._entry(name, trial, pair))
+                    progress.update(1, note=trial.title)
+                values = np.stack([entry.values for entry in found])
+                if not trial.is_learned:
+                    values = np.repeat(values, len(PAIRS), axis=0)
+                tried.append(Tried(values, sum(entry.seconds for entry in found)))
+        return TRIALS[: len(tried)], tried
+
+    def _entry(self, name: str, trial: Trial, parts: tuple[int, ...]) -> Entry:
+        """Return the values of a trial learned without parts, float32 [variants, q, metrics]."""
+        found = self._journal.read(name)
+        if found is not None:
+            if trial.loss is not None:
+                self._learning.append(found.seconds)
+            return found
+        began = time.monotonic()
+        matrix, rows = None, np.arange(len(self._nested.queries))
+        if trial.is_learned:
+            training = self._nested.training(parts)
+            matrix = self._bench.matrix(trial, self._vectors[training], self._classes[training])
+            tests = [self._nested.tests(part, kind, parts) for part in parts for kind in KINDS]
+            rows = np.unique(np.concatenate(tests))
+        values = np.full(
+            (len(self._bench.variants(trial)), len(self._places), len(METRICS)), np.nan, np.float32
+        )
+        for number, moved in enumerate(self._bench.moved(trial, matrix)):
+            values[number, rows] = self._values(moved, rows)
+        entry = Entry(values, time.monotonic() - began)
+        self._journal.write(name, entry)
+        if trial.loss is not None:
+            self._learning.append(entry.seconds)
+        return entry
+
+    def _values(self, vectors: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Return the metrics of some queries among all vectors, float64 [n, metrics]."""
+        return query_values(vectors, self._searched_classes, self._places[rows])
+
+    def _mean_seconds(self) -> float:
+        return float(np.mean(self._learning)) if self._learning else 0.0
+
+    def _left_seconds(self, left: Sequence[Trial]) -> float:
+        return len(PAIRS) * len(left) * self._mean_seconds()
+
+    def _gains_of_choice(self, trials: Sequence[Trial], tried: Sequence[Tried]) -> Mapping[Kind, Gain | None]:
+        """Return the gain of the whole choice: made once for each part by the others, and measured on it."""
+        nested, found = self._nested, list[np.ndarray]()
+        with Progress("measuring the choice", PARTS, "parts") as progress:
+            for part in range(PARTS):
+                choice, ratio = nested.choose(self._purpose, self._before, tried, part)
+                trial = trials[choice.trial]
+                if ratio <= 1:  # nothing helps, say the others
+                    found.append(self._before)
+                elif trial.is_learned:
+                    found.append(
+                        self._entry(f"{trial.work} without {part}", trial, (part,)).values[choice.variant]
+                    )
+                else:
+                    found.append(tried[choice.trial].values[0, choice.variant])
+                progress.update(1)
+        return nested.gains(self._before, lambda part, kind: found[part][nested.tests(part, kind)])
+
+    def _rows(self, trials: Sequence[Trial], tried: Sequence[Tried]) -> list[Row]:
+        """Return the rows of the table: methods, in the order of the trials, and options of a search."""
+        methods = dict.fromkeys(trial.method for trial in trials)
+        comparisons = len(methods) + len(_OPTIONS)
+        rows = []
+        for method in methods:
+            own = [one for trial, one in zip(trials, tried, strict=True) if trial.method == method]
+            gains = self._nested.gains_of_method(self._purpose, self._before, own, comparisons)
+            layers = sum(one.values.shape[1] for one in own)
+            rows.append(Row(method, layers, gains, sum(one.seconds for one in own)))
+        rows += [self._option(name, rerank, comparisons) for name, rerank in _OPTIONS.items()]
+        return rows
+
+    def _rerank(self, name: str, rerank: Rerank) -> Entry:
+        """Return the metrics of some queries after re-ranking, with the present vectors."""
+        entry = self._journal.read(name)
+        if entry is None:
+            began = time.monotonic()
+            queries = np.random.default_rng(SEED).permutation(len(self._places))[:_RERANKED]
+            searched, classes, places = self._bench.searched, self._searched_classes, self._places
+            values = np.full(self._before.shape, np.nan, np.float32)
+            with Progress(name, len(queries), "queries") as progress:
+                for query in np.sort(queries).tolist():
+                    place = int(places[query])
+                    order = rerank(searched, searched[place] @ searched.T, place)
+                    right = classes[order] == classes[place]
+                    relevant = int((classes == classes[place]).sum()) - 1
+                    head = right[:relevant]
+                    precision = head * np.cumsum(head) / np.arange(1, len(head) + 1)
+                    values[query] = precision.sum() / relevant, right[0]
+                    progress.update(1)
+            entry = Entry(values, time.monotonic() - began)
+            self._journal.write(name, entry)
+        return entry
+
+    def _option(self, name: str, rerank: Rerank, comparisons: int) -> Row:
+        """Return what re-ranking gains."""
+        entry = self._rerank(name, rerank)
+        gains = self._nested.gains(
+            self._before, lambda part, kind: entry.values[self._nested.tests(part, kind)], comparisons
+        )
+        return Row(f"search --rerank {name}", 1, gains, entry.seconds, is_option=True)
+
+    def _layer(self, trial: Trial, variant: float) -> Layer:
+        """Return the layer, learned from all labels."""
+        matrix = None
+        if trial.is_learned:
+            matrix = self._bench.matrix(trial, self._lesson.vectors, self._lesson.classes, show=True)
+        return self._bench.layer(trial, variant, matrix)
+
+
+# ---- options of a search
+
+
+def _expanded(searched: np.ndarray, cosines: np.ndarray, place: int) -> np.ndarray:
+    """Return the rows by their cosine to the query moved towards its neighbours, best first."""
+    first = _nearest(cosines, place, EXPANSION)
+    moved = expand(searched[place][None], searched[first][None], cosines[first][None])[0]
+    return _nearest(searched @ moved, place, len(searched))
+
+
+def _k_reciprocal(searched: np.ndarray, cosines: np.ndarray, place: int) -> np.ndarray:
+    """Return the first rows by the neighbours that they share with the query, best first."""
+    first = _nearest(cosines, place, CANDIDATES)
+    distances = k_reciprocal(searched[place], searched[first])
+    order: np.ndarray = first[np.argsort(distances, kind="stable")]
+    return order
+
+
+def _nearest(cosines: np.ndarray, place: int, count: int) -> np.ndarray:
+    order = np.argsort(-cosines, kind="stable")
+    found: np.ndarray = order[order != place][:count]
+    return found
+
+
+_OPTIONS: dict[str, Rerank] = {"query-expansion": _expanded, "k-reciprocal": _k_reciprocal}
+
+
+# ---- texts
+
+
+def _table(rows: Sequence[Row]) -> list[str]:
+    cells = [("tried", "", *(_SHORT[kind] for kind in KINDS), "seconds")]
+    for row in rows:
+        title = f"{row.method} ({row.tried})" if row.tried > 1 else row.method
+        seconds = f"{row.seconds:.0f}"
+        for name, text in METRIC_TITLES.items():
+            changes = [gain and gain.metrics[name] for gain in row.gains.values()]
+            spreads = [one and spread_text(one.difference, one.low, one.high) for one in changes]
+            cells.append((title, text, *(spread or "not measured" for spread in spreads), seconds))
+            title = seconds = ""
+    return align_columns(cells, right={4})
+
+
+def _refusal(gains: Mapping[Kind, Gain | None], purpose: Purpose, *, is_nothing: bool, is_all: bool) -> str:
+    reasons = []
+    for kind in kinds(purpose):
+        gain = gains[kind]
+        if gain is None:
+            reasons.append(f"the gain of {TITLES[kind]} cannot be measured")
+        elif not gain.is_proven:
+            reasons.append(f"no gain of {TITLES[kind]} is certain")
+    advice = "label more images" if is_all else "label more images, or try more with --minutes"
+    if is_nothing or not reasons:
+        reasons = ["nothing that was tried helps here"]
+    return f"{' and '.join(reasons)}; {advice}"
+
+
+def _more(gallery: Path, left: Sequence[Trial], seconds: float) -> list[str]:
+    """Return what else can be tried."""
+    lines = []
+    if left:
+        minutes = max(1, round(seconds / 60))
+        names = ", ".join(dict.fromkeys(trial.method for trial in left))
+        lines.append(f"not tried for want of time: {names}")
+        lines.append(
+            f"about {minutes} minutes for these: `lookalike improve {gallery} --minutes {minutes + 1}`"
+        )
+    lines.append(
+        "on a larger machine: `lookalike train --recipe catalogue` trains the whole network on a GPU, and "
+        "`lookalike model list` names larger ones; `lookalike index rebuild` takes the result"
+    )
+    return lines
+
+
+def _facts(gains: Mapping[Kind, Gain | None]) -> dict[str, Any]:
+    return {kind: gain and asdict(gain) for kind, gain in gains.items()}
