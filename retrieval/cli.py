@@ -56,7 +56,7 @@ TOPICS = {
     "Improve a gallery without training a network": {
         "improve": (
             "train.commands.layers:improve",
-            "Try what labels and machine allow, and keep the best: use it first, the others alone.",
+            "Try all that labels and machine allow, and keep the best, with proof: use it first.",
         ),
         "teach": ("train.commands.layers:teach", "Teach a gallery from labels which images belong together."),
         "adapt": (
@@ -83,7 +83,7 @@ TOPICS = {
         "compare": ("retrieval.commands.compare:compare", "Compare evaluation reports with the first one."),
         "gate": (
             "train.commands.gate:gate",
-            "Decide whether a new model, gallery or report may replace an old one: an exit code for CI.",
+            "Decide by an exit code whether a new model, gallery or report may replace an old one.",
         ),
         "sweep": ("train.commands.sweep:sweep", "Train variants over several seeds and compare them."),
         "tune": (
@@ -214,9 +214,8 @@ def cli(debug: bool, files: None) -> None:
 
     \b
     Make it better, if there is a sub-folder for each class, or a table of labels:
+      lookalike improve shop.gallery
       lookalike train --data folder:shop --out run
-      lookalike export run --out model.onnx
-      lookalike index rebuild shop.gallery --model model.onnx
 
     Each command has examples: `lookalike COMMAND --help`.
 

@@ -71,7 +71,7 @@ def up(
     browser: bool | None,
     runtime: Runtime,
 ) -> None:
-    """From FOLDER of pictures to a page that finds similar ones: model, gallery, server and browser.
+    """Search a folder of pictures in the browser: all in one.
 
     \b
       lookalike up photos

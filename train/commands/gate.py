@@ -42,7 +42,7 @@ def gate(
     runtime: Runtime,
     as_json: bool,
 ) -> None:
-    """Decide whether NEW may replace OLD: a verdict with intervals, and an exit code for scripts and CI.
+    """Decide by an exit code whether a new model, gallery or report may replace an old one.
 
     Both are models or runs, with --data; or two galleries, compared on the labelled images that are in both
     (by key; the labels of NEW count), by their stored vectors; or two reports of `lookalike evaluate`.

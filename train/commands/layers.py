@@ -243,7 +243,7 @@ def improve(
     runtime: Runtime,
     as_json: bool,
 ) -> None:
-    """Improve a gallery: try all that its labels and this machine allow, and keep the best, with proof.
+    """Try all that labels and machine allow, and keep the best, with proof: use it first.
 
     Layers behind the model are tried on the stored vectors: whitening as by `adapt`, what `teach` learns, and
     heads by other losses and learning rates. No image is decoded, and nothing is changed without --apply.
