@@ -12,7 +12,7 @@ import click
 from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.device_options import runtime_options
 from retrieval.errors import InputError
-from retrieval.evaluation.calibration_fit import ABSENT, QUERIES, Quality
+from retrieval.evaluation.calibration_fit import ABSENT, HIGH_ERROR, QUERIES, Quality
 from retrieval.evaluation.calibration_fit import calibrate as learn
 from retrieval.gallery import Gallery
 from retrieval.ingest.judgements import read_judgements
@@ -26,7 +26,6 @@ from retrieval.search.calibration import NAME, Calibration, write_calibration
 from retrieval.text import align_columns
 
 _GALLERY = "gallery"
-_HIGH = 0.05  # calibration error that deserves a warning
 _COPIES = "queries whose picture is in the gallery, or a changed copy of it"
 
 
@@ -104,7 +103,7 @@ def calibrate(
     facts = {"gallery": str(gallery), **_facts(calibration, quality)}
     print_result(facts, as_json, list(_lines(calibration, quality)))
     print_status(f"{target.folder / NAME}: written")
-    if quality.ece > _HIGH:
+    if quality.ece > HIGH_ERROR:
         what = f"the calibration error is {percent(quality.ece)}%"
         print_status(f"{gallery}: {what}; do not rely on the probabilities, label more images")
     if report is not None:

@@ -12,9 +12,13 @@ import numpy as np
 
 from retrieval.cli import print_status
 from retrieval.errors import InputError
+from retrieval.evaluation.calibration_fit import HIGH_ERROR, calibrate
 from retrieval.gallery import Gallery
+from retrieval.ingest.judgements import read_judgements
 from retrieval.model.layer import Layer
+from retrieval.model.runtime import Runtime
 from retrieval.progress import Progress
+from retrieval.search.calibration import write_calibration
 from retrieval.search.options import CANDIDATES
 from retrieval.search.rerank import EXPANSION, expand, k_reciprocal
 from retrieval.text import align_columns, pluralize
@@ -87,6 +91,35 @@ def fit_improvement(target: GalleryTarget, labels: str, purpose: Purpose, minute
     count, images = len(np.unique(lesson.classes)), len(lesson.classes)
     print_status(f"{gallery.folder}: {pluralize(images, 'labelled image')} of {count} classes")
     return _Trials(gallery, lesson, purpose, began + 60 * minutes).fit()
+
+
+def calibrate_improved(folder: Path, labels: str, runtime: Runtime) -> tuple[dict[str, Any], str]:
+    """Calibrate a gallery that was improved: a calibration is that of the vectors before.
+
+    It is kept if its error on classes that it was not fitted to is at most `HIGH_ERROR`.
+
+    Args:
+        folder: Gallery folder.
+        labels: As for `fit_improvement`.
+        runtime: Device and batch size of its model.
+
+    Returns:
+        Its quality as JSON values, and a line for people.
+    """
+    gallery = Gallery.open(folder, runtime=runtime)
+    try:
+        judgements = None if labels == GALLERY else read_judgements(Path(labels), gallery)
+        calibration, quality = calibrate(gallery, judgements, show_progress=True)
+    except InputError as error:
+        return {"written": False, "why": str(error)}, f"not calibrated: {error}"
+    is_good = quality.ece <= HIGH_ERROR
+    if is_good:
+        write_calibration(gallery.folder, calibration)
+    line = (
+        f"{'calibrated' if is_good else 'not calibrated'}: the probabilities of hits are wrong by "
+        f"{100 * quality.ece:.1f} points on average, on classes that they were not fitted to"
+    )
+    return {"written": is_good, "quality": asdict(quality)}, line
 
 
 def _check_measurable(lesson: Lesson) -> None:

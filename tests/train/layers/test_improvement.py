@@ -100,6 +100,9 @@ def test_gain_holds_on_classes_that_were_never_labelled(
     assert facts["improved"]
     assert not journal_folder(gallery.folder).exists()
     improved = Gallery(folder)
+    calibration = facts["calibration"]
+    assert calibration["written"] == (calibration["quality"]["ece"] <= 0.05)
+    assert (improved.calibration is not None) == calibration["written"]
     unseen = np.flatnonzero(classes >= CLASSES // 2)
     after = precision(improved.state.vectors(np.arange(len(classes))), classes, unseen)
     gain = facts["gains"]["unseen"]["metrics"]["map_at_r"]
