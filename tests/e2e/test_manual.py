@@ -36,6 +36,8 @@ REASONS = {
     r"client\.heatmap": "needs a model with embedding maps",
     r"lookalike (serve|mcp) ": "runs until it is ended: tests/serve",
     r"torchrun": "needs several machines",
+    r"lookalike (improve|gate) ": "may refuse: test_improvement.py and test_gate.py",
+    r"--import |colours|register_plugin": "needs plug-ins: tests/test_plugins.py",
 }
 LEFT_OUT = re.compile("|".join(REASONS))
 
