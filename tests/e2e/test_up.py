@@ -23,7 +23,7 @@ from tests.e2e.page_driver import noting
 from tests.serve.serving import Server, serving
 
 pytestmark = pytest.mark.slow
-UP = [sys.executable, "-m", "retrieval.cli", "up"]
+UP = [sys.executable, "-m", "lookalike", "up"]
 EACH = 60  # photographs of a class: enough to see the gallery grow
 
 
