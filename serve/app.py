@@ -9,7 +9,8 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +51,7 @@ from serve.http.head import HeadMiddleware
 from serve.http.request_metrics import RequestMetricsMiddleware
 
 _log = logging.getLogger("lookalike.serve")
+LOADING = "loading the page"  # name of a thread
 _FORGETTING_SECONDS = 300
 _BATCHING_THREADS = 32  # more than cores: their images wait for the GPU
 # A page requests a hundred thumbnails at once, and a browser does not retry.
@@ -201,7 +203,7 @@ class Pages:
     async def _run_late(self) -> None:
         try:
             with _one_parser():
-                app = await asyncio.to_thread(self._load)
+                app = await asyncio.wrap_future(_in_daemon(self._load))
             async with app.router.lifespan_context(app):
                 self._app = app
                 await asyncio.Event().wait()
@@ -232,6 +234,20 @@ class Pages:
         """End the event streams of open pages."""
         for gradio_app in self._gradio:
             gradio_app.stop_event.set()
+
+
+def _in_daemon(function: Callable[[], FastAPI]) -> Future[FastAPI]:
+    """Run a function in a thread that a server which is stopped does not wait for."""
+    future: Future[FastAPI] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=LOADING, daemon=True).start()
+    return future
 
 
 @contextmanager

@@ -6,10 +6,12 @@ import errno
 import ipaddress
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
@@ -59,13 +61,18 @@ def run(
 
 
 def _end_under_work() -> None:
-    """End the process at once if long work is running: FAISS aborts if the interpreter ends under it."""
+    """End the process at once if long work is running: FAISS aborts if the interpreter ends under it.
+
+    Gradio's import is such work, too: it may take longer than people wait after Ctrl-C.
+    """
+    from serve.app import LOADING
     from serve.core.background import is_working
 
-    if is_working():
+    if is_working() or any(thread.name == LOADING for thread in threading.enumerate()):
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
+        shutil.rmtree(os.environ["GRADIO_TEMP_DIR"], ignore_errors=True)  # Gradio may have made it again
         os._exit(0)
 
 

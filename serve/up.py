@@ -9,6 +9,7 @@ import shlex
 import sys
 import webbrowser
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ from serve.config import Settings
 
 if TYPE_CHECKING:
     from retrieval.gallery import Gallery
-    from serve.core.following import Event, Follower
+    from serve.core.following import Event
     from serve.core.service import SearchService
 
 _TABLES = ("metadata.csv", "labels.csv", "metadata.parquet", "labels.parquet")
@@ -117,7 +118,6 @@ def up(
     served = settings(**context.params)
     opens = _has_screen() if browser is None else browser
     run(replace(served, runtime=runtime), work.follow, partial(_show, target, opens))
-    work.say_what_was_kept()
 
 
 class _Work:
@@ -132,7 +132,6 @@ class _Work:
 
     def __init__(self, folder: Path, is_remote: bool, table: tuple[Path, Path] | None, target: Path) -> None:
         self._folder, self._is_remote, self._table, self._target = folder, is_remote, table, target
-        self._follower: Follower | None = None
         self._has_advised = False
 
     def prepare(self, model: str | None, runtime: Runtime) -> None:
@@ -148,21 +147,22 @@ class _Work:
         file = chosen_model(model or AUTO, runtime)
         Gallery.open_or_create(self._target, Embedder.open(file, runtime))
 
-    def follow(self, service: SearchService) -> Follower:
-        """Return the work on the served gallery."""
+    @contextmanager
+    def follow(self, service: SearchService) -> Iterator[None]:
+        """Do the work on the served gallery; print what it has kept if it was interrupted."""
         from retrieval.ingest.sources import Sources
         from serve.core.following import Follower
 
         metadata, root = self._table or (None, None)
         sources = Sources([self._folder], metadata=metadata, root=root)
         watched = None if self._is_remote else self._folder
-        self._follower = Follower(service, sources, watched, self._report)
-        return self._follower
-
-    def say_what_was_kept(self) -> None:
-        """Print what a run that was interrupted has kept."""
-        if self._follower is not None and self._follower.interrupted:
-            print_status(self._follower.interrupted)
+        follower = Follower(service, sources, watched, self._report)
+        try:
+            with follower:
+                yield
+        finally:
+            if follower.interrupted:
+                print_status(follower.interrupted)
 
     def _report(self, gallery: Gallery, event: Event) -> None:
         from retrieval.commands.ingest import print_details, summary

@@ -128,7 +128,7 @@ def test_every_command_explains_itself_or_names_its_extra(environment: Path) -> 
     lacking = dict(
         re.findall(r"^`lookalike (\w+)` needs \w+: uv pip install 'lookalike\[(\w+)\]'$", done.stdout, re.M)
     )
-    assert lacking.keys() <= {"train", "recipes", "adapt", "teach"}
+    assert lacking.keys() <= {"train", "recipes", "adapt", "teach", "improve"}
     assert set(lacking.values()) <= {"train"}
     assert done.stdout.count("Usage: lookalike ") == len(COMMANDS) - len(lacking)
     assert run(environment, "--version").stdout == f"lookalike, version {PROJECT['version']}\n"

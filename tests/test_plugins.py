@@ -273,6 +273,7 @@ def test_metric_of_a_plugin_must_be_one_of_a_new_key(monkeypatch: pytest.MonkeyP
 
 
 def test_nothing_of_others_is_in_this_environment() -> None:
-    """Other tests would measure it, too."""
+    """Other tests would measure it, too. One of them may have installed the store in memory."""
     assert {kind for kind in plugins.KINDS if plugins.plugin_names(kind)} <= {"stores"}
-    assert set(plugins.plugin_names("stores").values()) == {f"lookalike {distribution('lookalike').version}"}
+    found = set(plugins.plugin_names("stores").values()) - {"lookalike-memory 1"}
+    assert found == {f"lookalike {distribution('lookalike').version}"}

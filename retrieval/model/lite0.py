@@ -190,10 +190,10 @@ def _read_torch(data: bytes) -> dict[str, np.ndarray]:
     """Read a state dict in torch's format before 1.6: pickles, then the storages one after another."""
     file = io.BytesIO(data)
     for _ in range(3):  # magic number, version, byte order and sizes of types
-        pickle.load(file)  # the SHA-256 of the file is known
+        _Unpickler(file).load()
     reader = _Unpickler(file)
     tensors = reader.load()
-    for key in pickle.load(file):
+    for key in _Unpickler(file).load():
         dtype, count = reader.storages[key]
         (stored,) = np.frombuffer(file.read(8), "<i8")
         if stored != count:

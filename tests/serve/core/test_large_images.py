@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from retrieval.galleries.items import Hits
 from retrieval.search.options import SearchOptions
 from serve.core import queries
 from serve.core.errors import BusyError, TooLargeError
@@ -28,7 +29,7 @@ def service(shop_gallery: Path) -> SearchService:
 
 def found(service: SearchService, *images: AnyQuery) -> int:
     """Return the number of hits of all queries."""
-    return sum(len(hits) for hits in service.find(images, SearchOptions(1)).found if isinstance(hits, list))
+    return sum(len(hits) for hits in service.find(images, SearchOptions(1)).found if isinstance(hits, Hits))
 
 
 def test_pixels_of_a_request_are_limited_together(service: SearchService) -> None:

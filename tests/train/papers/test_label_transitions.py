@@ -97,7 +97,7 @@ def test_command_reads_the_noise_of_a_run(noisy_run: Path, tmp_path: Path) -> No
     done = lookalike_here(*words)
     facts = json.loads(done.stdout)
     assert facts["counts"] == [[7, 3, 0], [0, 7, 3], [3, 0, 7]], "ten of twelve images are trained on"
-    assert (facts["images"], facts["wrong"], facts["classes"]) == (30, 9, ["0", "1", "2"])
+    assert (facts["images"], facts["wrong"], facts["classes"]) == (30, 9, ["00", "01", "02"])
     assert "each class is mistaken for the next one" in done.stderr
     assert (tmp_path / "noise.svg").read_text().count("<!-- 70.0 -->") == 3, "the diagonal"
 
