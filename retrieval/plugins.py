@@ -35,7 +35,6 @@ VARIABLE = "LOOKALIKE_IMPORT"
 
 _registered: dict[str, dict[str, tuple[Any, str]]] = {kind: {} for kind in KINDS}  # with where it is from
 _imported: set[str] = set()
-_loaded: dict[tuple[str, str], Any] = {}
 
 
 def register_plugin(kind: str, name: str, plugin: Any) -> None:
@@ -73,17 +72,13 @@ def find_plugin(kind: str, name: str) -> Any | None:
         both = " and ".join(map(_origin, given))
         raise InputError(f"{KINDS[kind]} {name!r}: given by {both}; uninstall all but one")
     for point in given:
-        if (kind, name) not in _loaded:
-            try:
-                _loaded[kind, name] = point.load()
-            except Exception as error:
-                reason = f"{type(error).__name__}: {error}"
-                hint = f"repair {_origin(point)}, or uninstall it"
-                what = (
-                    f"{KINDS[kind]} {name!r}: the plug-in {point.value} cannot be imported ({reason}); {hint}"
-                )
-                raise LookalikeError(what) from error
-        return _loaded[kind, name]
+        try:
+            return point.load()
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            hint = f"repair {_origin(point)}, or uninstall it"
+            what = f"{KINDS[kind]} {name!r}: the plug-in {point.value} cannot be imported ({reason}); {hint}"
+            raise LookalikeError(what) from error
     return None
 
 

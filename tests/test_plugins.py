@@ -38,7 +38,6 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     modules = set(sys.modules)
     monkeypatch.setenv(plugins.VARIABLE, "")
     monkeypatch.setattr(plugins, "_registered", {kind: {} for kind in plugins.KINDS})
-    monkeypatch.setattr(plugins, "_loaded", {})
     monkeypatch.setattr(plugins, "_imported", set())
     plugins._entry_points.cache_clear()
     yield

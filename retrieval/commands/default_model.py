@@ -80,7 +80,7 @@ def chosen_model(name: str, runtime: Runtime) -> Path:
         raise InputError(
             f"--model {name}: neither a file nor a name of `lookalike model list`, such as lite0 or timm:NAME"
         )
-    missing = next((module for module in _EXPORTERS if find_spec(module) is None), None)
+    missing = _missing_exporter()
     if missing is not None:
         raise InputError(f"--model {name}: exporting it {needs(missing, 'standard')}")
     print_status(f"model: {name}; its file is made once")
@@ -151,13 +151,18 @@ def _cpu_seconds(embedder: Embedder) -> float:
 
 def _why_offline() -> str:
     """Return why no stronger network can be had; empty if the hub answers."""
-    missing = next((module for module in _EXPORTERS if find_spec(module) is None), None)
+    missing = _missing_exporter()
     if missing is not None:
         return f"as exporting a stronger one {needs(missing, 'standard')}"
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
         return "as HF_HUB_OFFLINE is set"
     endpoint = os.environ.get("HF_ENDPOINT", _HUB)
     return "" if _answers(endpoint) else f"as {endpoint} cannot be reached from here"
+
+
+def _missing_exporter() -> str | None:
+    """Return a module that is needed to export a backbone and is not installed; `None` if all are."""
+    return next((module for module in _EXPORTERS if find_spec(module) is None), None)
 
 
 def _answers(address: str) -> bool:

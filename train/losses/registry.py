@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from retrieval.errors import LookalikeError, did_you_mean
-from retrieval.plugins import find_plugin, plugin_names
+from retrieval.plugins import KINDS, find_plugin, plugin_names
 
 Kind = Literal["loss", "negatives", "mining", "regularizer"]
 T = TypeVar("T", bound=type)
@@ -114,18 +114,13 @@ class Entry:
 
 _ENTRIES: dict[Kind, dict[str, Entry]] = {"loss": {}, "negatives": {}, "mining": {}, "regularizer": {}}
 
-WORDS: dict[Kind, str] = {
-    "loss": "loss",
-    "negatives": "source of negatives",
-    "mining": "miner",
-    "regularizer": "regularizer",
-}
 _PLUGINS: dict[Kind, str] = {  # their kinds of plug-ins
     "loss": "losses",
     "negatives": "negatives",
     "mining": "miners",
     "regularizer": "regularizers",
 }
+WORDS: dict[Kind, str] = {kind: KINDS[plugins] for kind, plugins in _PLUGINS.items()}
 
 # Supplied by the builder, not by the specification.
 _SUPPLIED = frozenset({"negatives", "mining", "num_classes", "embedding_dim", "per_class"})

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from retrieval import Gallery
-from retrieval.cli import main
 from retrieval.storage.records import FileStamp, NewItem
+from tests.conftest import lookalike_here
 from tests.retrieval.filling import DIM, small_gallery
 
 CLASSES, EACH = 16, 5
@@ -36,40 +35,34 @@ def gallery_of(folder: Path, noise: float, order: np.ndarray, seed: int = 0) -> 
     return gallery
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: str, code: int) -> dict[str, Any]:
-    with pytest.raises(SystemExit) as left:
-        main(["gate", *words, "--json"])
-    out, err = capsys.readouterr()
-    assert left.value.code == code, err
-    facts: dict[str, Any] = json.loads(out) if out else {}
+def run(*words: str, code: int) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(lookalike_here("gate", *words, "--json", code=code).stdout or "{}")
     return facts
 
 
-def test_galleries_of_other_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_galleries_of_other_ids(tmp_path: Path) -> None:
     """Items are matched by key: the two have them in another order, and one has more."""
     forth, back = np.arange(CLASSES * EACH), np.arange(CLASSES * EACH - 10)[::-1]
     good = str(gallery_of(tmp_path / "good", 1.0, forth).folder)
     bad = str(gallery_of(tmp_path / "bad", 2.5, back).folder)
     same = str(gallery_of(tmp_path / "same", 1.0, back).folder)
-    facts = run(capsys, bad, good, "--require", "gain", code=0)
+    facts = run(bad, good, "--require", "gain", code=0)
     assert (facts["passes"], facts["verdict"]["outcome"]) == (True, "more")
     assert facts["verdict"]["queries"] == CLASSES * EACH - 10
-    assert run(capsys, good, bad, code=1)["verdict"]["outcome"] == "less"
-    assert run(capsys, good, same, code=0)["verdict"]["outcome"] == "same"
-    assert not run(capsys, good, same, "--require", "gain", code=1)["passes"]
+    assert run(good, bad, code=1)["verdict"]["outcome"] == "less"
+    assert run(good, same, code=0)["verdict"]["outcome"] == "same"
+    assert not run(good, same, "--require", "gain", code=1)["passes"]
 
 
-def test_reports_and_what_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reports_and_what_cannot_be_compared(tmp_path: Path) -> None:
     reports = []
     for name, noise in (("good", 1.0), ("bad", 2.5)):
         gallery = gallery_of(tmp_path / name, noise, np.arange(CLASSES * EACH))
         reports.append(str(tmp_path / f"{name}-report"))
-        with pytest.raises(SystemExit):
-            main(["evaluate", str(gallery.folder), "--out", reports[-1]])
-    capsys.readouterr()
+        lookalike_here("evaluate", str(gallery.folder), "--out", reports[-1])
     good, bad = reports
-    assert run(capsys, bad, good, code=0)["verdict"]["outcome"] == "more"
-    facts = run(capsys, good, bad, code=1)
+    assert run(bad, good, code=0)["verdict"]["outcome"] == "more"
+    facts = run(good, bad, code=1)
     assert not facts["passes"]
     assert facts["verdict"]["changes"]["map_at_r"]["class_interval"][1] < 0
-    run(capsys, good, str(tmp_path / "nothing"), code=2)
+    run(good, str(tmp_path / "nothing"), code=2)

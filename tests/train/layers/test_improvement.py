@@ -17,8 +17,8 @@ from scipy.linalg import fractional_matrix_power
 from sklearn.covariance import ledoit_wolf
 
 from retrieval import Gallery
-from retrieval.cli import main
 from retrieval.storage.records import FileStamp, NewItem
+from tests.conftest import lookalike_here
 from tests.retrieval.filling import small_gallery
 from tests.retrieval.stores import databases
 from tests.train.layers.test_teaching import classes_in_noise
@@ -61,13 +61,9 @@ def half_labelled() -> list[str | None]:
     return [f"c{row // EACH}" if row // EACH < CLASSES // 2 else None for row in range(CLASSES * EACH)]
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, Any]:
+def run(*words: str, code: int = 0) -> dict[str, Any]:
     """Run the command in this process, and return its facts."""
-    with pytest.raises(SystemExit) as left:
-        main(["improve", *words, "--json"])
-    out, err = capsys.readouterr()
-    assert left.value.code == code, err
-    facts: dict[str, Any] = json.loads(out) if out else {}
+    facts: dict[str, Any] = json.loads(lookalike_here("improve", *words, "--json", code=code).stdout or "{}")
     return facts
 
 
@@ -84,19 +80,17 @@ def precision(vectors: np.ndarray, classes: np.ndarray, rows: np.ndarray) -> flo
 
 
 @pytest.mark.usefixtures("quick")
-def test_gain_holds_on_classes_that_were_never_labelled(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gain_holds_on_classes_that_were_never_labelled(tmp_path: Path) -> None:
     gallery = fill(tmp_path, half_labelled())
     folder = str(gallery.folder)
     vectors, classes = classes_in_noise(CLASSES, EACH)
-    facts = run(capsys, folder, "--minutes", "0")
+    facts = run(folder, "--minutes", "0")
     assert (facts["accepted"], facts["improved"]) == (True, False)
     assert facts["not_tried"], "no time for more"
     assert {row["method"] for row in facts["tried"]} >= {"whitening", "taught layer"}
     assert not gallery.changed()
     before = gallery.state.vectors(np.arange(len(classes)))
-    facts = run(capsys, folder, "--minutes", "0", "--apply")
+    facts = run(folder, "--minutes", "0", "--apply")
     assert facts["improved"]
     assert not journal_folder(gallery.folder).exists()
     improved = Gallery(folder)
@@ -113,17 +107,17 @@ def test_gain_holds_on_classes_that_were_never_labelled(
     (note,) = improved.embedder.provenance["layers"]
     assert note["command"] == "improve"
     assert note["gains"] == facts["gains"]
-    run(capsys, folder, "--undo")
+    run(folder, "--undo")
     restored = Gallery(folder)
     assert np.array_equal(restored.state.vectors(np.arange(len(classes))), before)
     assert restored.fingerprint == gallery.fingerprint
 
 
 @pytest.mark.usefixtures("quick")
-def test_random_labels_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_random_labels_are_refused(tmp_path: Path) -> None:
     shuffled = np.random.default_rng(0).permutation(CLASSES * EACH) % CLASSES
     gallery = fill(tmp_path, [f"c{number}" for number in shuffled.tolist()])
-    facts = run(capsys, str(gallery.folder), "--minutes", "0", "--apply", code=1)
+    facts = run(str(gallery.folder), "--minutes", "0", "--apply", code=1)
     assert (facts["accepted"], facts["improved"]) == (False, False)
     assert not gallery.changed()
     assert not gallery.folder.with_name("g.old").exists()
@@ -242,7 +236,7 @@ def test_journal(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_killed_run_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_killed_run_continues(tmp_path: Path) -> None:
     """What was finished before a kill is not done again; the result is that of a run that was not killed."""
     gallery = fill(tmp_path, half_labelled())
     folder = journal_folder(gallery.folder)
@@ -256,23 +250,20 @@ def test_killed_run_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         process.send_signal(signal.SIGKILL)
         process.wait()
     kept = {file: file.stat().st_mtime_ns for file in folder.glob("*/*.npz")}
-    continued = run(capsys, str(gallery.folder), "--minutes", "0")
+    continued = run(str(gallery.folder), "--minutes", "0")
     assert {file: file.stat().st_mtime_ns for file in kept} == kept
     assert len(list(folder.glob("*/*.npz"))) > len(kept)
-    again = run(capsys, str(gallery.folder), "--minutes", "0")
+    again = run(str(gallery.folder), "--minutes", "0")
     for file in folder.glob("*/*.npz"):
         os.unlink(file)
-    fresh = run(capsys, str(gallery.folder), "--minutes", "0")
+    fresh = run(str(gallery.folder), "--minutes", "0")
     assert continued["gains"] == again["gains"] == fresh["gains"]
     assert again["chosen"] == fresh["chosen"]
 
 
-def test_without_labels_it_needs_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_labels_it_needs_images(tmp_path: Path) -> None:
     gallery = fill(tmp_path, [None] * (CLASSES * EACH))
-    with pytest.raises(SystemExit) as left:
-        main(["improve", str(gallery.folder)])
-    err = capsys.readouterr().err
-    assert left.value.code == 2
+    err = lookalike_here("improve", str(gallery.folder), code=2).stderr
     assert "no labels" in err
     assert "whitening is all that is tried" in err
 
