@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import logging
 import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -49,6 +48,7 @@ from serve.core.shared_pictures import SharedPictures
 from serve.core.workers import Limits, Workers
 from serve.http.head import HeadMiddleware
 from serve.http.request_metrics import RequestMetricsMiddleware
+from serve.page.gradio_import import import_gradio, one_parser
 
 _log = logging.getLogger("lookalike.serve")
 LOADING = "loading the page"  # name of a thread
@@ -202,7 +202,7 @@ class Pages:
 
     async def _run_late(self) -> None:
         try:
-            with _one_parser():
+            with one_parser():
                 app = await asyncio.wrap_future(_in_daemon(self._load))
             async with app.router.lifespan_context(app):
                 self._app = app
@@ -212,6 +212,7 @@ class Pages:
 
     def _load(self) -> FastAPI:
         """Import Gradio and build the pages, which takes seconds."""
+        import_gradio()
         services = self._services
         names = [service.name for service in services]
         addresses = {names[0]: "/"} | {name: f"{page_of(name)}/" for name in names[1:]}
@@ -250,26 +251,6 @@ def _in_daemon(function: Callable[[], FastAPI]) -> Future[FastAPI]:
     return future
 
 
-@contextmanager
-def _one_parser() -> Iterator[None]:
-    """Let one thread at a time make syntax trees.
-
-    Gradio's import and the headers of NumPy's files make them, and CPython 3.11 counts their depth in one
-    place for all threads: "AST constructor recursion depth mismatch".
-    """
-    parse, lock = ast.parse, threading.Lock()
-
-    def parse_alone(*arguments: Any, **options: Any) -> Any:
-        with lock:
-            return parse(*arguments, **options)
-
-    ast.parse = parse_alone
-    try:
-        yield
-    finally:
-        ast.parse = parse
-
-
 def _add_files(app: FastAPI) -> None:
     from serve.page.assets import MODULES, STATIC, modules_version, static
 
@@ -303,7 +284,7 @@ class _Immutable(StaticFiles):
 
 def _add_page(app: FastAPI, service: SearchService, path: str, names: Sequence[str]) -> Any:
     """Mount the page of a gallery. Return Gradio's application."""
-    import gradio as gr  # takes seconds
+    import gradio as gr
 
     from serve.page.assets import stylesheet
     from serve.page.event_log import log_event_errors
