@@ -10,13 +10,14 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal, TypeVar
 from urllib.parse import quote
 
 from fastapi import FastAPI
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -26,6 +27,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from retrieval.machine.resources import cores
+from retrieval.system import lock, try_lock
 from serve.addresses import API, api_of, page_of
 from serve.api import (
     changes,
@@ -42,16 +44,21 @@ from serve.api import (
 from serve.api import jobs as job_routes
 from serve.api import pictures as picture_routes
 from serve.api.context import Context, set_context
+from serve.core.errors import BusyError
 from serve.core.jobs import Jobs
 from serve.core.service import SearchService
 from serve.core.shared_pictures import SharedPictures
 from serve.core.workers import Limits, Workers
+from serve.http.forwarding import Forwarder, listening
 from serve.http.head import HeadMiddleware
+from serve.http.problem import refusal
 from serve.http.request_metrics import RequestMetricsMiddleware
 from serve.page.gradio_import import import_gradio, one_parser
 
+T = TypeVar("T")
+Page = bool | Literal["late", "shared"]
 _log = logging.getLogger("lookalike.serve")
-LOADING = "loading the page"  # name of a thread
+LOADING, WAITING = "loading the page", "waiting for the page"  # names of threads
 _FORGETTING_SECONDS = 300
 _BATCHING_THREADS = 32  # more than cores: their images wait for the GPU
 # A page requests a hundred thumbnails at once, and a browser does not retry.
@@ -60,7 +67,7 @@ _QUEUED_THUMBNAILS, _THUMBNAIL_SECONDS = 512, 60.0
 
 def create_app(
     *services: SearchService,
-    page: bool | Literal["late"] = True,
+    page: Page = True,
     limits: Limits | None = None,
     folder: Path | None = None,
 ) -> FastAPI:
@@ -69,10 +76,11 @@ def create_app(
     Args:
         services: The galleries; the first is the default. All use the telemetry of the first.
         page: Whether to serve the page; otherwise Gradio is not loaded. "late" loads it once the application
-            has started; until then, visitors see the outline of the page, which asks for it again.
+            has started; until then, visitors see the outline of the page, which asks for it again. "shared"
+            does that in one of the processes that share `folder`.
         limits: Limits on concurrent requests.
-        folder: Private folder for jobs and shared pictures, which several processes share; by default one
-            of this application, which is deleted with it.
+        folder: Private folder for jobs, shared pictures and the page, which several processes share; by
+            default one of this application, which is deleted with it.
     """
     own = None if folder else Path(tempfile.mkdtemp(prefix="lookalike-work-"))
     folder = folder or own
@@ -89,13 +97,14 @@ def create_app(
     thumbnail_limits = Limits(queued=_QUEUED_THUMBNAILS, seconds=seconds, queue_share=1.0)
     thumbnail_workers = Workers(thumbnail_threads, thumbnail_limits, telemetry)
 
-    pages = Pages(services, late=page == "late") if page else None
+    shared = folder / "page" if page == "shared" else None
+    pages = Pages(services, late=page == "late", shared=shared) if page else None
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Pages | None]]:
         forgetting = asyncio.create_task(_forget_expired(pictures)) if pictures else None
         async with pages.running() if pages else nullcontext():
-            yield
+            yield {"pages": pages}
         if forgetting:
             forgetting.cancel()
         workers.close()
@@ -120,7 +129,6 @@ def create_app(
     app.include_router(routes.operations_router)
     exception_handlers.install(app, telemetry)
     if pages:
-        app.state.pages = pages
         app.add_middleware(CORSMiddleware, allow_origins=[])  # else Gradio allows all origins
         app.mount("/", pages)
     else:
@@ -174,15 +182,21 @@ def _create_api(context: Context, *, is_root: bool = False) -> FastAPI:
 class Pages:
     """ASGI application of the pages of all galleries: the first at the root, the others under their names.
 
+    Of several processes, the first one loads them, and the others forward their requests to it: a visitor's
+    session is in one process, and Gradio in memory once. If it ends, another one takes its place.
+
     Args:
         services: The galleries.
         late: Whether to load them once the application runs, and not now.
+        shared: Private folder of the processes that share the pages, which are loaded late; None for one.
     """
 
-    def __init__(self, services: Sequence[SearchService], *, late: bool) -> None:
+    def __init__(self, services: Sequence[SearchService], *, late: bool, shared: Path | None = None) -> None:
         self._services = services
+        self._shared = shared
         self._gradio: list[Any] = []
-        self._app: ASGIApp = _outline(services[0]) if late else self._load()
+        self._forwarder: Forwarder | None = None
+        self._app: ASGIApp = _outline(services[0]) if late or shared else self._load()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request; until the pages are loaded, the outline answers."""
@@ -202,13 +216,28 @@ class Pages:
 
     async def _run_late(self) -> None:
         try:
-            with one_parser():
-                app = await asyncio.wrap_future(_in_daemon(self._load))
-            async with app.router.lifespan_context(app):
+            async with AsyncExitStack() as stack:
+                if self._shared:
+                    stack.enter_context(await self._first(self._shared))
+                with one_parser():
+                    app = await asyncio.wrap_future(_in_daemon(self._load))
+                await stack.enter_async_context(app.router.lifespan_context(app))
+                if self._shared:
+                    await stack.enter_async_context(listening(app, self._shared))
                 self._app = app
                 await asyncio.Event().wait()
         except Exception:
             _log.exception("the page could not be loaded")
+
+    async def _first(self, shared: Path) -> IO[str]:
+        """Forward requests until it is the turn of this process to load the pages; return its lock."""
+        shared.mkdir(parents=True, exist_ok=True)
+        turn = (shared / "turn").open("w")
+        if not try_lock(turn):
+            self._forwarder = Forwarder(shared, self._app)
+            self._app = self._forwarder
+            await asyncio.wrap_future(_in_daemon(lambda: lock(turn), WAITING))
+        return turn
 
     def _load(self) -> FastAPI:
         """Import Gradio and build the pages, which takes seconds."""
@@ -235,11 +264,13 @@ class Pages:
         """End the event streams of open pages."""
         for gradio_app in self._gradio:
             gradio_app.stop_event.set()
+        if self._forwarder:
+            self._closing = asyncio.ensure_future(self._forwarder.close())
 
 
-def _in_daemon(function: Callable[[], FastAPI]) -> Future[FastAPI]:
+def _in_daemon(function: Callable[[], T], name: str = LOADING) -> Future[T]:
     """Run a function in a thread that a server which is stopped does not wait for."""
-    future: Future[FastAPI] = Future()
+    future: Future[T] = Future()
 
     def run() -> None:
         try:
@@ -247,7 +278,7 @@ def _in_daemon(function: Callable[[], FastAPI]) -> Future[FastAPI]:
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=run, name=LOADING, daemon=True).start()
+    threading.Thread(target=run, name=name, daemon=True).start()
     return future
 
 
@@ -263,13 +294,22 @@ def _add_files(app: FastAPI) -> None:
     app.mount(f"{MODULES}/{modules_version()}", _Immutable(directory=STATIC / "modules"))
 
 
-def _outline(service: SearchService) -> Response:
-    """Return a document with the outline of the page that asks for the page every second."""
+def _outline(service: SearchService) -> ASGIApp:
+    """Return an application that answers with the outline of the page, which asks again every second."""
     from serve.page.assets import page_options, render
 
     outline = render("first_paint", name=service.name, options=page_options())
     document = render("outline", outline=outline, name=service.name)
-    return Response(document, media_type="text/html", headers={"Cache-Control": "no-store"})
+    response = Response(document, media_type="text/html", headers={"Cache-Control": "no-store"})
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if "text/html" in Headers(scope=scope).get("accept", ""):
+            await response(scope, receive, send)
+        else:
+            error = BusyError("the page is being loaded: try again in a moment", retry_after=1)
+            await refusal(scope, error)(scope, receive, send)
+
+    return answer
 
 
 class _Immutable(StaticFiles):

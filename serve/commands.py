@@ -110,7 +110,7 @@ def _read_config(context: click.Context, option: click.Parameter, file: Path | N
 @_setting(
     "workers",
     type=click.IntRange(1, 64),
-    help="Number of processes; with more than one, only the API is served.",
+    help="Number of processes, which divide the cores.",
 )
 @_option("--token-file", type=click.Path(path_type=Path), help="File of tokens for programs, one per line.")
 @_option("--user", help="User name for sign-in.")

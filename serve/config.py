@@ -146,9 +146,6 @@ def settings(
         InputError: An option is invalid, or invalid in combination with another.
     """
     credentials = read_credentials(token_file, user, password_file)
-    if page and workers > 1:
-        print_status(f"{workers} workers serve the API alone: a page needs a single process (--workers 1)")
-        page = False
     if page and credentials and not credentials.pair:
         raise InputError("a token is for programs: add --user and --password-file for the page, or --no-page")
     proxies = tuple(_proxy(address) for address in trusted_proxy)

@@ -12,17 +12,17 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.supervisors import Multiprocess
+from uvicorn.supervisors import Multiprocess, multiprocess
 from uvicorn.supervisors.multiprocess import Process
 
 from retrieval.errors import LookalikeError
 from retrieval.machine.resources import cores
 from retrieval.system import HANG_UP
-from serve.app import create_app
+from serve.app import Page, create_app
 from serve.config import Settings
 from serve.core.service import SearchService, open_services
 from serve.core.telemetry import forget_process
@@ -43,39 +43,52 @@ def run_single(
     services: Sequence[SearchService],
     listening: socket.socket,
     announce: Callable[[], None],
-    *,
-    late_page: bool = False,
 ) -> None:
     """Serve in this process until SIGINT or SIGTERM, then finish the accepted requests.
+
+    The page is loaded once requests of the API are answered, which takes seconds.
 
     Args:
         settings: Settings of the server.
         services: The galleries.
         listening: Listening socket.
         announce: Called once requests are answered.
-        late_page: Whether to answer requests of the API before the page is loaded, which takes seconds.
     """
-    page: Literal["late"] | bool = "late" if settings.page and late_page else settings.page
+    page: Page = "late" if settings.page else False
     app = create_app(*services, page=page, limits=Limits(seconds=settings.deadline))
+    config = _config(settings, protect(app, settings, services[0].telemetry))
+    _Server(config, announce).run([listening])
 
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            announce()
 
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            if settings.page:
-                app.state.pages.stop_streams()  # an open page keeps an event stream open
-            await super().shutdown(sockets)
+class _Server(uvicorn.Server):
+    """uvicorn's server, which does not wait for the event streams of open pages when it stops.
 
-    Server(_config(settings, protect(app, settings, services[0].telemetry))).run([listening])
+    Args:
+        config: Its settings.
+        announce: Called once requests are answered.
+    """
+
+    def __init__(self, config: uvicorn.Config, announce: Callable[[], None] = lambda: None) -> None:
+        super().__init__(config)
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._announce()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        pages = self.lifespan.state.get("pages")
+        if pages:
+            pages.stop_streams()
+        await super().shutdown(sockets)
 
 
 def run_workers(settings: Settings, listening: socket.socket, announce: Callable[[], None]) -> None:
     """Serve in several processes until SIGINT or SIGTERM; a process that dies or hangs is replaced.
 
-    The processes map the same gallery files, so the vectors are in memory once; each process has its own
-    model. Rate limits are shared, limits on queues and connections are per process.
+    The processes map the same gallery files, so the vectors are in memory once, as are imported modules and
+    the page; each process has its own model. Rate limits are shared, limits on queues and connections are per
+    process.
 
     Args:
         settings: Settings of the server.
@@ -121,7 +134,8 @@ def _worker(settings: Settings, shared: SharedLimits, folder: Path) -> ASGIApp:
     services = open_services(
         settings.galleries, settings.permissions, settings.runtime, settings.max_pixels * 10**6
     )
-    app = create_app(*services, page=False, limits=limits, folder=folder)
+    page: Page = "shared" if settings.page else False
+    app = create_app(*services, page=page, limits=limits, folder=folder)
     return protect(app, settings, services[0].telemetry, shared)
 
 
@@ -130,6 +144,19 @@ def _terminate_with_parent() -> None:
     assert parent is not None
     parent.join()
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+class _Worker(Process):
+    """uvicorn's worker process, with our server in it."""
+
+    @property
+    def server(self) -> uvicorn.Server:
+        if self._server is None:
+            self._server = _Server(self.config)
+        return self._server
+
+
+multiprocess.Process = _Worker  # type: ignore[misc]  # the supervisor has no setting for it
 
 
 class _Supervisor(Multiprocess):

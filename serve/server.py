@@ -40,7 +40,7 @@ def run(
 
     Args:
         settings: Settings of the server.
-        follow: Work beside the server. The page then follows the API, which is ready first.
+        follow: Work beside the server.
         ready: Called with the address once requests are answered.
 
     Raises:
@@ -106,7 +106,7 @@ def _serve(
         processes.run_workers(settings, listening, announce)
     else:
         with nullcontext() if follow is None else follow(services[0]):
-            processes.run_single(settings, services, listening, announce, late_page=follow is not None)
+            processes.run_single(settings, services, listening, announce)
 
 
 @contextmanager

@@ -117,7 +117,8 @@ def up(
     context = serve.make_context("up", [f"{_name_of(place)}={target}", "--host", host, "--port", str(port)])
     served = settings(**context.params)
     opens = _has_screen() if browser is None else browser
-    run(replace(served, runtime=runtime), work.follow, partial(_show, target, opens))
+    # One process: it does the work, too.
+    run(replace(served, runtime=runtime, workers=1), work.follow, partial(_show, target, opens))
 
 
 class _Work:

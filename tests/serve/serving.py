@@ -19,7 +19,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+
 from retrieval.cli import main
+from tests.conftest import wait_until
 
 ROOT = Path(__file__).parents[2]
 SERVE = [sys.executable, "-m", "lookalike", "serve"]
@@ -44,6 +47,11 @@ class Server:
                 if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
                     found.add(int(child))
         return found
+
+    def wait_for_page(self, credentials: tuple[str, str] | None = None) -> None:
+        """Wait until the page is loaded, which the server does once it answers."""
+        with httpx.Client(auth=credentials, timeout=60) as client:
+            wait_until(lambda: client.get(f"{self.url}/config").status_code != 503, 120)
 
     def stop(self) -> tuple[int, str]:
         """Send SIGINT. Return the exit code and stderr."""
@@ -161,7 +169,9 @@ def _fork_servers(requests: socket.socket) -> None:
 
 @contextmanager
 def serving(command: list[str], scratch: Path, *, forked: bool = False) -> Iterator[Server]:
-    """Run a command on a free port, wait for its address and yield the server.
+    """Run a command on a free port, wait for its address and its page and yield the server.
+
+    The page of `lookalike up` is not waited for.
 
     Args:
         command: The command; it begins with `SERVE` if it is forked.
@@ -187,7 +197,10 @@ def serving(command: list[str], scratch: Path, *, forked: bool = False) -> Itera
         line = process.stdout.readline()  # empty if the process fails
         prefix = "Lookalike is at "
         assert line.startswith(prefix), process.communicate(timeout=30)[1]
-        yield Server(line.removeprefix(prefix).strip(), scratch, process)
+        server = Server(line.removeprefix(prefix).strip(), scratch, process)
+        if "--no-page" not in command and "up" not in command:
+            server.wait_for_page()
+        yield server
     finally:
         if process.poll() is None:
             process.kill()

@@ -178,6 +178,7 @@ def locked(
     with serving(
         [*SERVE, str(shop_gallery), *words], tmp_path_factory.mktemp("scratch"), forked=True
     ) as running:
+        running.wait_for_page((USER, SECRET))
         yield running
 
 
