@@ -155,8 +155,6 @@ def settings(
             "--password-file, or --insecure if the proxy handles sign-in"
         )
     galleries = parse_galleries(gallery)
-    if workers > 1:
-        _check_shared(galleries, workers)
     is_local = host.lower() in LOCAL_NAMES and not proxies
     return Settings(
         galleries=galleries,
@@ -174,16 +172,6 @@ def settings(
         runtime=join_runtime(device, provider, batch_size),
         **unchanged,
     )
-
-
-def _check_shared(galleries: Mapping[str, Path], workers: int) -> None:
-    """Raise an `InputError` if a gallery is in a database that a single process can open."""
-    from retrieval.galleries.database_folder import is_store, read_folder
-
-    for folder in galleries.values():
-        if is_store(folder) and (address := read_folder(folder).address).embedded:
-            what = f"--workers {workers}: one process at a time can open {address}"
-            raise InputError(f"{what}; use --workers 1, or a Qdrant server")
 
 
 def read_file(file: Path, known: Collection[str], negated: Mapping[str, str]) -> dict[str, Any]:

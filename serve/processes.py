@@ -9,22 +9,23 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import util
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn import _subprocess
 from uvicorn.supervisors import Multiprocess, multiprocess
 from uvicorn.supervisors.multiprocess import Process
 
-from retrieval.errors import LookalikeError
+from retrieval.errors import InputError, LookalikeError
 from retrieval.machine.resources import cores
 from retrieval.system import HANG_UP
-from serve.app import Page, create_app
 from serve.config import Settings
-from serve.core.service import SearchService, open_services
 from serve.core.telemetry import forget_process
 from serve.core.workers import Limits
 from serve.http.connections import Connections
@@ -33,6 +34,17 @@ from serve.http.protocol import Protocol
 from serve.http.rate_limit import SharedLimits
 from serve.http.stack import protect
 
+if TYPE_CHECKING:
+    from serve.app import Page
+    from serve.core.service import SearchService
+
+# A process that only imports modules, and from which the others are forked: they share these modules, and are
+# ready sooner. The first module makes sure that ours are found.
+_CONTEXT = multiprocessing.get_context(
+    "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+)
+_IMPORTED = ("lookalike.__main__", "serve.app")
+_LONG = 64  # bytes of the path of a temporary folder
 # Seconds in which a worker answers its supervisor. A new one imports its modules and opens the galleries
 # first: uvicorn's five seconds would end it again and again on a busy machine.
 _ANSWER = 60
@@ -54,6 +66,8 @@ def run_single(
         listening: Listening socket.
         announce: Called once requests are answered.
     """
+    from serve.app import create_app
+
     page: Page = "late" if settings.page else False
     app = create_app(*services, page=page, limits=Limits(seconds=settings.deadline))
     config = _config(settings, protect(app, settings, services[0].telemetry))
@@ -83,7 +97,12 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def run_workers(settings: Settings, listening: socket.socket, announce: Callable[[], None]) -> None:
+def run_workers(
+    settings: Settings,
+    listening: socket.socket,
+    opened: Callable[[Mapping[Path, int]], None],
+    announce: Callable[[], None],
+) -> None:
     """Serve in several processes until SIGINT or SIGTERM; a process that dies or hangs is replaced.
 
     The processes map the same gallery files, so the vectors are in memory once, as are imported modules and
@@ -93,19 +112,68 @@ def run_workers(settings: Settings, listening: socket.socket, announce: Callable
     Args:
         settings: Settings of the server.
         listening: Listening socket.
+        opened: Called with the number of images of each gallery.
         announce: Called once all processes answer requests.
 
     Raises:
-        LookalikeError: A process could not start.
+        InputError: A folder is not a gallery.
+        LookalikeError: A gallery's model is damaged or does not match its vectors, or a process could not
+            start.
     """
     with tempfile.TemporaryDirectory(prefix="lookalike-") as folder:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder  # prometheus_client reads it in every process
+        _make_temporary_folder()
+        _CONTEXT.set_forkserver_preload(list(_IMPORTED))
+        # Opened before the workers, so that damage is reported early, and once; this process stays small.
+        with ProcessPoolExecutor(1, _CONTEXT) as pool:
+            opened(pool.submit(_count_images, settings).result())
         worker = partial(_worker, settings, SharedLimits.create(Path(folder)), Path(folder) / "work")
         config = _config(settings, worker, factory=True, workers=settings.workers)
         supervisor = _Supervisor(config, listening, announce, settings.log_format)
         supervisor.run()
     if supervisor.failed:
         raise LookalikeError("a worker process ended before it was ready: see the messages above")
+
+
+def _make_temporary_folder() -> None:
+    """Let multiprocessing make its folder, whose sockets have paths of some 100 bytes at most."""
+    before = tempfile.gettempdir()
+    if len(os.fsencode(before)) > _LONG and os.access("/tmp", os.W_OK):
+        tempfile.tempdir = "/tmp"
+    try:
+        util.get_temp_dir()
+    finally:
+        tempfile.tempdir = before
+
+
+def open_galleries(settings: Settings) -> list[SearchService]:
+    """Open the galleries of a server; see `open_services`."""
+    from serve.core.service import open_services
+
+    return open_services(
+        settings.galleries, settings.permissions, settings.runtime, settings.max_pixels * 10**6
+    )
+
+
+def count_images(services: Sequence[SearchService]) -> dict[Path, int]:
+    """Return the number of images of each gallery."""
+    return {service.folder: service.summary().images for service in services}
+
+
+def _check_shared(settings: Settings) -> None:
+    """Raise an `InputError` if a gallery is in a database that a single process can open."""
+    from retrieval.galleries.database_folder import is_store, read_folder
+
+    for folder in settings.galleries.values():
+        if is_store(folder) and (address := read_folder(folder).address).embedded:
+            what = f"--workers {settings.workers}: one process at a time can open {address}"
+            raise InputError(f"{what}; use --workers 1, or a Qdrant server")
+
+
+def _count_images(settings: Settings) -> dict[Path, int]:
+    _check_shared(settings)
+    configure_logging(settings.log_level, settings.log_format)
+    return count_images(open_galleries(settings))
 
 
 def _config(settings: Settings, app: ASGIApp | Callable[[], ASGIApp], **options: Any) -> uvicorn.Config:
@@ -130,10 +198,10 @@ def _worker(settings: Settings, shared: SharedLimits, folder: Path) -> ASGIApp:
     if HANG_UP is not None:
         signal.signal(HANG_UP, signal.SIG_IGN)  # the supervisor handles it
     threading.Thread(target=_terminate_with_parent, daemon=True).start()
+    from serve.app import create_app
+
     limits = Limits(threads=max(1, cores() // settings.workers), seconds=settings.deadline)
-    services = open_services(
-        settings.galleries, settings.permissions, settings.runtime, settings.max_pixels * 10**6
-    )
+    services = open_galleries(settings)
     page: Page = "shared" if settings.page else False
     app = create_app(*services, page=page, limits=limits, folder=folder)
     return protect(app, settings, services[0].telemetry, shared)
@@ -156,7 +224,9 @@ class _Worker(Process):
         return self._server
 
 
-multiprocess.Process = _Worker  # type: ignore[misc]  # the supervisor has no setting for it
+# The supervisor has no settings for them.
+multiprocess.Process = _Worker  # type: ignore[misc]
+_subprocess.spawn = _CONTEXT  # type: ignore[assignment]
 
 
 class _Supervisor(Multiprocess):

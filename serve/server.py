@@ -12,9 +12,10 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -82,15 +83,12 @@ def _serve(
     follow: Following | None,
     ready: Callable[[str], None] | None,
 ) -> None:
-    from serve.core.service import open_services
+    from serve import processes
 
-    # Opened before the workers, so that damage is reported early, and once.
-    services = open_services(
-        settings.galleries, settings.permissions, settings.runtime, settings.max_pixels * 10**6
-    )
-    for service in services:
-        report_status(f"{service.folder}: {service.summary().images} images", settings.log_format)
-    report_status("starting the server", settings.log_format)
+    def opened(images: Mapping[Path, int]) -> None:
+        for folder, count in images.items():
+            report_status(f"{folder}: {count} images", settings.log_format)
+        report_status("starting the server", settings.log_format)
 
     def announce() -> None:
         address = f"http://{_authority(settings.host, listening)}"
@@ -99,14 +97,13 @@ def _serve(
             ready(address)
         report_status("press Ctrl-C to stop", settings.log_format)
 
-    from serve import processes
-
     if settings.workers > 1:
-        del service, services  # every process opens its own
-        processes.run_workers(settings, listening, announce)
-    else:
-        with nullcontext() if follow is None else follow(services[0]):
-            processes.run_single(settings, services, listening, announce)
+        processes.run_workers(settings, listening, opened, announce)
+        return
+    services = processes.open_galleries(settings)
+    opened(processes.count_images(services))
+    with nullcontext() if follow is None else follow(services[0]):
+        processes.run_single(settings, services, listening, announce)
 
 
 @contextmanager

@@ -9,10 +9,8 @@ from tests.serve.serving import Server
 
 
 def processes(server: Server) -> list[Path]:
-    """Return the /proc folders of the server and its child processes."""
-    root = Path(f"/proc/{server.process.pid}")
-    children = (root / f"task/{server.process.pid}/children").read_text().split()
-    return [root, *(Path(f"/proc/{child}") for child in children)]
+    """Return the /proc folders of the server and its worker processes."""
+    return [Path(f"/proc/{process}") for process in (server.process.pid, *server.workers())]
 
 
 def memory(server: Server) -> int:

@@ -39,13 +39,11 @@ class Server:
 
     def workers(self) -> set[int]:
         """Return the ids of the worker processes."""
-        own = self.process.pid
-        children = Path(f"/proc/{own}/task/{own}/children").read_text().split()
         found = set()
-        for child in children:
+        for child in _children(self.process.pid):
             with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
-                if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    found.add(int(child))
+                if b"multiprocessing.forkserver" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    found |= _children(child)
         return found
 
     def wait_for_page(self, credentials: tuple[str, str] | None = None) -> None:
@@ -58,6 +56,10 @@ class Server:
         self.process.send_signal(signal.SIGINT)
         _, output = self.process.communicate(timeout=30)
         return self.process.returncode, output
+
+
+def _children(process: int) -> set[int]:
+    return set(map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split()))
 
 
 class Forked:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -168,20 +169,25 @@ def test_json_log_has_one_object_per_line_and_no_query_string(shop_gallery: Path
     assert "secret" not in output
 
 
-def test_server_ends_if_workers_cannot_start(tmp_path: Path) -> None:
+def test_server_ends_if_workers_cannot_start(shop_gallery: Path, tmp_path: Path) -> None:
     """Otherwise they would be restarted forever; the gallery breaks after the check at start-up."""
-    program = tmp_path / "program.py"
+    broken, program = tmp_path / "broken", tmp_path / "program.py"
+    shutil.copytree(shop_gallery, broken)
     program.write_text(
-        "import socket\n"
+        "import shutil, socket\n"
         "from pathlib import Path\n"
         "from retrieval.errors import LookalikeError\n"
         "from serve import processes\n"
         "from serve.config import Settings\n"
         "if __name__ == '__main__':\n"
-        "    settings = Settings({'none': Path('/nowhere')}, workers=2, page=False)\n"
+        f"    gallery = Path({str(broken)!r})\n"
+        "    settings = Settings({'broken': gallery}, workers=2, page=False)\n"
         "    bound = socket.create_server(('127.0.0.1', 0))\n"
+        "    def opened(images):\n"
+        "        print(images[gallery])\n"
+        "        shutil.rmtree(gallery)\n"
         "    try:\n"
-        "        processes.run_workers(settings, bound, lambda: print('ready'))\n"
+        "        processes.run_workers(settings, bound, opened, lambda: print('ready'))\n"
         "    except LookalikeError as error:\n"
         "        print(error)\n"
     )
@@ -194,5 +200,5 @@ def test_server_ends_if_workers_cannot_start(tmp_path: Path) -> None:
         env=environment,
         timeout=60,
     )
-    assert done.stdout == "a worker process ended before it was ready: see the messages above\n"
-    assert "/nowhere: not a gallery" in done.stderr
+    assert done.stdout == "24\na worker process ended before it was ready: see the messages above\n"
+    assert f"{broken}: not a gallery" in done.stderr

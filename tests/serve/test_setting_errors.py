@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from retrieval.galleries.database_folder import NAME
 from serve.commands import serve
 from serve.config import read_credentials, settings
 from tests.conftest import lookalike
+from tests.serve.serving import SERVE
 
 
 @pytest.mark.parametrize(
@@ -103,6 +105,7 @@ def test_non_ascii_token_is_refused(tmp_path: Path, token: str) -> None:
 
 def test_workers_need_a_database_that_they_can_share(tmp_path: Path) -> None:
     (tmp_path / NAME).write_text('{"format": 1, "address": "qdrant:///data/birds", "collection_uuid": "u"}')
-    options = serve.make_context("serve", [str(tmp_path), "--workers", "2", "--no-page"]).params
-    with pytest.raises(InputError, match="one process at a time can open qdrant:///data/birds; use"):
-        settings(**options)
+    command = [*SERVE, str(tmp_path), "--workers", "2", "--no-page", "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "one process at a time can open qdrant:///data/birds; use" in done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,9 +17,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from retrieval.machine.resources import cores
 from serve.http.forwarding import Forwarder, listening
 from tests.conftest import wait_until
 from tests.serve.serving import SERVE, Server, serving
+
+_MOST_THREADS = (
+    6  # of a worker: main, two that watch the server, one each for requests and thumbnails, opening
+)
 
 
 def _counted(server: Server, session: str) -> str:
@@ -55,6 +61,24 @@ def test_page_is_served_by_all_workers_and_outlives_its_process(shop_gallery: Pa
     assert code == 0
     assert "Traceback" not in output
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_libraries_are_in_memory_once_and_threads_are_divided(shop_gallery: Path, tmp_path: Path) -> None:
+    """The workers are forked from a process that has imported them; the main process has not."""
+    command = [*SERVE, str(shop_gallery), "--no-page", "--workers", str(2 * cores())]
+    with serving(command, tmp_path) as server:
+        workers = server.workers()
+        assert len(workers) == 2 * cores()
+        assert "onnxruntime" not in Path(f"/proc/{server.process.pid}/maps").read_text()
+        for worker in workers:
+            assert "onnxruntime" in Path(f"/proc/{worker}/maps").read_text()
+            shared = re.findall(
+                r"^Shared_Dirty: +(\d+) kB", Path(f"/proc/{worker}/smaps_rollup").read_text(), re.M
+            )
+            assert int(shared[0]) > 10_000  # pages of the process that it was forked from
+            # A session, BLAS and OpenMP with one thread each have none besides those that run requests.
+            assert len(list(Path(f"/proc/{worker}/task").iterdir())) <= _MOST_THREADS
 
 
 async def _echo(request: Request) -> Response:
