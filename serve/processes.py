@@ -200,7 +200,9 @@ def _worker(settings: Settings, shared: SharedLimits, folder: Path) -> ASGIApp:
     threading.Thread(target=_terminate_with_parent, daemon=True).start()
     from serve.app import create_app
 
-    limits = Limits(threads=max(1, cores() // settings.workers), seconds=settings.deadline)
+    # Twice its share: the kernel does not divide connections evenly, and a core must not wait beside a queue.
+    threads = min(cores(), max(1, 2 * cores() // settings.workers))
+    limits = Limits(threads=threads, seconds=settings.deadline)
     services = open_galleries(settings)
     page: Page = "shared" if settings.page else False
     app = create_app(*services, page=page, limits=limits, folder=folder)
