@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any, cast
 
 import click
+from click.shell_completion import CompletionItem
 
 from retrieval.errors import LookalikeError, describe_os_error
 from retrieval.machine.extras import missing_extra
@@ -149,6 +150,15 @@ class LazyGroup(click.Group):
             if hint := missing_extra(error):
                 raise LookalikeError(f"`{ctx.command_path} {name}` {hint}") from error
             raise
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the sub-commands that begin so, without importing them."""
+        found = [
+            CompletionItem(name, help=line)
+            for name, (_, line) in self._lazy.items()
+            if name.startswith(incomplete)
+        ]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, self._lazy))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 
 import click
 import pytest
@@ -82,3 +85,13 @@ def test_number_of_commands_and_options() -> None:
     ]
     assert len(leaves) <= MOST_COMMANDS
     assert len(options) <= MOST_OPTIONS
+
+
+def test_completion_imports_no_command() -> None:
+    variables = {"_LOOKALIKE_COMPLETE": "bash_complete", "COMP_WORDS": "lookalike se", "COMP_CWORD": "1"}
+    command = [sys.executable, "-X", "importtime", "-m", "lookalike"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **variables})
+    assert done.stdout.split() == ["plain,search", "plain,serve"]
+    assert "retrieval.cli" in done.stderr
+    assert "retrieval.commands" not in done.stderr
+    assert "serve.commands" not in done.stderr
