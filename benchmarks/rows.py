@@ -7,10 +7,12 @@ take some contenders of the other modules of this folder, at sizes that are quic
 from __future__ import annotations
 
 import importlib.util
+import os
 import resource
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import numpy as np
 
 from benchmarks.table import Absent, Pair, Row, Work, compare
@@ -259,12 +262,51 @@ def _eager(pixels: list[np.ndarray]) -> Work:
     return work
 
 
-def start(*_: Any) -> Iterator[Pair | Absent]:
-    """CPU time of whole processes, against half a second."""
-    for words in (["--help"], ["search", "--help"], ["train", "--help"]):
-        command = [sys.executable, "-m", "lookalike", *words]
-        ours = partial(subprocess.run, command, stdout=subprocess.DEVNULL, check=True)
-        yield Pair(f"lookalike {' '.join(words)}", "half a second", ours, 0.5, 1, _used_by_children)
+def start(folder: Path, _: ExitStack) -> Iterator[Pair | Absent]:
+    """CPU time of whole processes that find their byte code: commands, and servers until they answer."""
+    from retrieval import Embedder, Gallery, Runtime
+    from retrieval.commands.default_model import LITE0, chosen_model
+
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    command = [sys.executable, "-m", "lookalike"]
+    completing = {"_LOOKALIKE_COMPLETE": "bash_complete", "COMP_WORDS": "lookalike se", "COMP_CWORD": "1"}
+
+    def pair(what: str, seconds: float, words: list[str], **variables: str) -> Pair:
+        ours = partial(
+            subprocess.run, words, stdout=subprocess.DEVNULL, check=True, env={**kept, **variables}
+        )
+        return Pair(what, f"{seconds:g} s", ours, seconds, 1, _used_by_children)
+
+    yield pair("lookalike --help", 0.1, [*command, "--help"])
+    yield pair("completion of a command", 0.1, command, **completing)
+    importing = "from retrieval import Gallery"
+    yield pair(importing, 0.3, [sys.executable, "-c", importing])
+    yield pair("lookalike search --help", 0.5, [*command, "search", "--help"])
+    yield pair("lookalike train --help", 0.5, [*command, "train", "--help"])
+    gallery = folder / "served"
+    Gallery.create(gallery, Embedder(chosen_model(LITE0, Runtime())))
+    for what, seconds, page, workers in (
+        ("a server, without its page", 1.0, False, 1),
+        ("a server, until its page is loaded", 2.0, True, 1),
+        ("a server of 2 workers, without its page", 2.0, False, 2),
+    ):
+        ours = partial(_serve, gallery, page, workers, kept)
+        yield Pair(what, f"{seconds:g} s", ours, seconds, 1, _used_by_children)
+
+
+def _serve(gallery: Path, page: bool, workers: int, environment: dict[str, str]) -> None:
+    """Start a server, wait until it answers, and until its page is loaded if it has one, and stop it."""
+    words = ["serve", str(gallery), "--port", "0", "--workers", str(workers)]
+    command = [sys.executable, "-m", "lookalike", *words, "--page" if page else "--no-page"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(command, env=environment, **pipes) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().removeprefix("Lookalike is at ").strip()
+            while page and httpx.get(f"{url}/config", timeout=60).status_code == 503:
+                time.sleep(0.1)
+        finally:
+            process.terminate()
 
 
 def _used_by_children() -> float:
