@@ -114,6 +114,7 @@ def create(folder: Path) -> None:
     (folder / "gallery.db").touch()
     with closing(connect(folder)) as db:
         db.executescript(schema.TABLES)
+        schema.create_indexes(db)
 
 
 def connect(folder: Path) -> sqlite3.Connection:

@@ -190,8 +190,8 @@ class ItemWriter:
         if len(set(keys)) < len(keys):
             (twice, _), *_ = Counter(keys).most_common(1)
             raise InputError(f"key {twice[:60]!r}: two items cannot have the same key")
-        known, live = self._ids("NOT NULL", keys), self._ids("NULL", keys)
-        known |= live
+        removed, live = self._ids(keys)
+        known = removed | live
         first = database.last_given(self._db, "items") + 1
         if not known:
             return Identities(np.arange(first, first + len(keys)), frozenset(), 0)
@@ -199,14 +199,14 @@ class ItemWriter:
         ids = (known.get(key) or next(fresh) for key in keys)
         return Identities(np.fromiter(ids, np.int64, len(keys)), frozenset(known.values()), len(live))
 
-    def _ids(self, deleted: str, keys: Sequence[str]) -> dict[str, int]:
-        within = f"deleted_at IS {deleted} AND key BETWEEN ? AND ?"
-        if not self._exists(f"SELECT 1 FROM items WHERE {within}", (min(keys), max(keys))):
-            return {}
-        query = (
-            f"SELECT key, id FROM items WHERE deleted_at IS {deleted} AND key IN {schema.LISTED} ORDER BY id"
-        )
-        return dict(self._db.execute(query, (json.dumps(keys),)))
+    def _ids(self, keys: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
+        """Return the ids of the last removed items that have some keys, and those of the live ones."""
+        removed, live = dict[str, int](), dict[str, int]()
+        if self._exists("SELECT 1 FROM items WHERE key BETWEEN ? AND ?", (min(keys), max(keys))):
+            query = f"SELECT key, id, {schema.LIVE} FROM items WHERE key IN {schema.LISTED} ORDER BY id"
+            for key, number, is_live in self._db.execute(query, (json.dumps(keys),)):
+                (live if is_live else removed)[key] = number
+        return removed, live
 
     def put(self, facts: Facts, who: Identities, numbers: np.ndarray, metadata: MetadataColumns) -> None:
         """Insert items, or put them in place of the items with their ids, whose other metadata they inherit.
@@ -267,9 +267,11 @@ class ItemWriter:
         """Remove live items; their vectors stay in the segments until the next compaction."""
         which = json.dumps(list(ids))
         live = f"{schema.LIVE} AND id IN {schema.LISTED}"
-        there = {number for (number,) in self._db.execute(f"SELECT id FROM items WHERE {live}", (which,))}
-        if missing := set(ids) - there:
-            raise InputError(f"no item {min(missing)}; nothing was removed")
+        unknown = f"NOT EXISTS (SELECT 1 FROM items WHERE items.id = given.value AND {schema.LIVE})"
+        first = f"SELECT min(value) FROM json_each(?) AS given WHERE {unknown}"
+        ((missing,),) = self._db.execute(first, (which,))
+        if missing is not None:
+            raise InputError(f"no item {missing}; nothing was removed")
         self._db.execute(f"{_DEAD} AND {live}", (which,))
         self._db.execute(f"UPDATE items SET deleted_at = ? WHERE {live}", (when, which))
 
@@ -284,22 +286,22 @@ class ItemWriter:
             facts |= vars(change.stamp)
         if change.key is not None:
             facts["key"] = schema.check_key(change.key)
+            other = f"SELECT 1 FROM items WHERE key = ? AND {schema.LIVE} AND id != ?"
+            if self._exists(other, (change.key, change.id)):
+                raise InputError(f"item {change.id}: another item has the key {change.key!r}")
         given = {**self._metadata(change.id), **self._checked(change.metadata)}
         crc = schema.item_crc(tuple(facts[name] for name in schema.FACTS), given)
         assignments = ", ".join(f"{name} = ?" for name in schema.FACTS)
-        try:
-            self._db.execute(
-                f"UPDATE items SET {assignments}, crc = ? WHERE id = ?",
-                (*(facts[name] for name in schema.FACTS), crc, change.id),
-            )
-        except sqlite3.IntegrityError as error:
-            raise InputError(f"item {change.id}: another item has the key {change.key!r}") from error
+        self._db.execute(
+            f"UPDATE items SET {assignments}, crc = ? WHERE id = ?",
+            (*(facts[name] for name in schema.FACTS), crc, change.id),
+        )
         self._write_metadata({change.id: given} if given else {})
         self._db.execute(f"{_LOG} VALUES (?, NULL)", (change.id,))
 
     # ---- parts
 
-    def _exists(self, query: str, values: Sequence[str] = ()) -> bool:
+    def _exists(self, query: str, values: Sequence[str | int] = ()) -> bool:
         return self._db.execute(f"{query} LIMIT 1", values).fetchone() is not None
 
     def _live_keys(self, places: list[tuple[str, str]]) -> tuple[set[str], dict[tuple[str, str], str]]:
@@ -310,7 +312,7 @@ class ItemWriter:
             return set(), {}
         rows = self._db.execute(_KEYS_AT_PATHS, (json.dumps(places),))
         at_path = {(root, path): key for root, path, key in rows}
-        return {*self._ids("NULL", [path for _, path in places])}, at_path
+        return {*self._ids([path for _, path in places])[1]}, at_path
 
     def _checked(self, metadata: Mapping[str, Value]) -> dict[str, Value]:
         return {self._names[name]: schema.check_value(name, value) for name, value in metadata.items()}

@@ -15,8 +15,9 @@ PRAGMA gallery.journal_mode = OFF; PRAGMA gallery.synchronous = OFF;
 CREATE TABLE gallery.items (id INTEGER PRIMARY KEY, key TEXT, root TEXT, path TEXT, size INTEGER,
     mtime_ns INTEGER, content_sha256 TEXT, width INTEGER, height INTEGER, label TEXT, vector INTEGER,
     deleted_at TEXT);
-CREATE INDEX gallery.live_path ON items (root, path);
-CREATE INDEX gallery.live_content ON items (content_sha256);
+CREATE INDEX gallery.item_path ON items (root, path);
+CREATE INDEX gallery.item_content ON items (content_sha256);
+CREATE INDEX gallery.removed_item ON items (deleted_at) WHERE deleted_at IS NOT NULL;
 CREATE TABLE gallery.bad (root TEXT, path TEXT, reason TEXT, detail TEXT, size INTEGER, mtime_ns INTEGER);
 """
 _INSERT = "INTO gallery.items VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)"

@@ -22,12 +22,13 @@ from typing import Any, NamedTuple
 from retrieval.errors import LookalikeError
 from retrieval.storage import database
 from retrieval.storage.records import UPLOADS, BadFile, FileStamp, Value
-from retrieval.storage.schema import AT_PLACES, LIVE, SEARCHABLE
+from retrieval.storage.schema import AT_PLACES, KEPT, LIVE, SEARCHABLE
 from retrieval.storage.store import Store, last_number
 
 _PAGE = 1000  # rows read at a time
 _RANGE = 100_000  # items compared by one statement
 _CACHE_KIB = 16 * 1024
+_KEPT = KEPT.format("gallery")
 
 # What a file needs.
 _TODO, _CHECK, _DESCRIBED, _KNOWN_BAD, _UNUSABLE, _MOVED, _CANDIDATE, _DONE = range(1, 9)
@@ -174,7 +175,7 @@ class ItemTable(ABC):
 
     def roots(self) -> list[str]:
         """Return the roots of the live items' files, by looking up one item of each root."""
-        step = f"SELECT min(root) FROM gallery.items AS items WHERE {LIVE} AND path != ''"
+        step = f"SELECT min(root) FROM gallery.items AS items WHERE {_KEPT} AND path != ''"
         query = (
             f"WITH RECURSIVE found (root) AS ({step} UNION ALL SELECT ({step} AND root > found.root) FROM "
             "found WHERE found.root IS NOT NULL) SELECT root FROM found WHERE root IS NOT NULL"
@@ -471,7 +472,7 @@ class Comparison:
             low: First path.
             high: Path after the last one; `None` for no limit.
         """
-        chosen = f"FROM gallery.items AS items WHERE root = :root AND {LIVE} AND path != '' AND path >= :low"
+        chosen = f"FROM gallery.items AS items WHERE root = :root AND {_KEPT} AND path != '' AND path >= :low"
         before = "AND (:high IS NULL OR path < :high)"
         bound = f"SELECT path {chosen} {before} ORDER BY path LIMIT 1 OFFSET {_RANGE}"
         unseen = "NOT EXISTS (SELECT 1 FROM seen WHERE seen.item = items.id)"

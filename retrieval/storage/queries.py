@@ -22,9 +22,10 @@ from retrieval.storage.conditions import (
     find_column,
     item_columns,
 )
-from retrieval.storage.schema import AT_ONCE, LISTED, LIVE, SEARCHABLE, quoted
+from retrieval.storage.schema import AT_ONCE, KEPT, LISTED, LIVE, SEARCHABLE, quoted
 from retrieval.storage.store import Store
 
+_KEPT = KEPT.format("main")
 _SORTED = 10_000  # ids up to which sorting is fast
 _AT_ONCE = 1 << 23  # ids whose rows are read at once, so that the memory is bounded
 # Searchable items with their metadata, read in the order of their ids.
@@ -254,7 +255,7 @@ def ids_by_key(store: Store, keys: Sequence[str]) -> dict[str, int]:
 
 def files_by_root(store: Store) -> dict[str, int]:
     """Return the number of live items with a file by the root of their paths, roots in alphabetical order."""
-    query = f"SELECT root, count(*) FROM items WHERE {LIVE} AND path != '' GROUP BY root ORDER BY root"
+    query = f"SELECT root, count(*) FROM items WHERE {_KEPT} AND path != '' GROUP BY root ORDER BY root"
     return dict(store.select(query))
 
 
@@ -281,7 +282,7 @@ def repeated_contents(store: Store) -> list[tuple[str, int]]:
     """Return (SHA-256, id) of the live items whose file's bytes several items share, in this order."""
     return store.select(
         f"SELECT content_sha256, id FROM items WHERE {LIVE} AND content_sha256 IN "
-        f"(SELECT content_sha256 FROM items WHERE {LIVE} AND content_sha256 != '' "
+        f"(SELECT content_sha256 FROM items WHERE {_KEPT} AND content_sha256 != '' "
         "GROUP BY content_sha256 HAVING count(*) > 1) ORDER BY content_sha256, id"
     )
 

@@ -197,8 +197,10 @@ class _Builder:
 
     def build(self) -> Rebuilt:
         highest = int(self._items.max(initial=0))
+        self._db.execute("CREATE UNIQUE INDEX one_each ON items (key) WHERE deleted_at IS NULL")
         self._add_old_items(highest)
         self._add_other_items()
+        self._db.execute("DROP INDEX one_each")
         self._add_dead()
         for table in schema.RECORDS:
             for row in self._remains.records(table):

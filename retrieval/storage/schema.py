@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sqlite3
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from json.encoder import encode_basestring_ascii
@@ -15,6 +16,8 @@ from retrieval.storage.records import Value
 
 FORMAT_VERSION = 3
 LIVE = "items.deleted_at IS NULL"  # not removed
+# The same for queries that an index answers without the rows of the items. {} is the name of the schema.
+KEPT = "items.id NOT IN (SELECT removed.id FROM {}.items AS removed WHERE removed.deleted_at IS NOT NULL)"
 SEARCHABLE = f"{LIVE} AND items.vector IS NOT NULL"  # and with a vector
 
 # An item keeps its id as long as it has its key. `vector` is the number of its vector in segments and index;
@@ -28,11 +31,6 @@ CREATE TABLE items (id INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL, roo
     path TEXT NOT NULL, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, content_sha256 TEXT NOT NULL,
     width INTEGER NOT NULL, height INTEGER NOT NULL, label TEXT,
     vector INTEGER, deleted_at TEXT, crc INTEGER NOT NULL);
-CREATE UNIQUE INDEX live_key ON items (key) WHERE deleted_at IS NULL;
-CREATE INDEX live_path ON items (root, path) WHERE deleted_at IS NULL AND path != '';
-CREATE INDEX removed_key ON items (key) WHERE deleted_at IS NOT NULL;
-CREATE INDEX removed_path ON items (root, path) WHERE deleted_at IS NOT NULL AND path != '';
-CREATE INDEX live_content ON items (content_sha256) WHERE deleted_at IS NULL AND content_sha256 != '';
 CREATE TABLE changes (n INTEGER PRIMARY KEY AUTOINCREMENT, item INTEGER NOT NULL, dead INTEGER);
 CREATE TABLE metadata (id INTEGER PRIMARY KEY REFERENCES items);
 CREATE TABLE bad (root TEXT NOT NULL, path TEXT NOT NULL, reason TEXT NOT NULL, detail TEXT NOT NULL,
@@ -43,6 +41,16 @@ CREATE TABLE indexes (idx INTEGER PRIMARY KEY, dir TEXT NOT NULL UNIQUE, sha256 
 CREATE TABLE runs (run INTEGER PRIMARY KEY, command TEXT NOT NULL, started TEXT NOT NULL, ended TEXT,
     counts TEXT NOT NULL DEFAULT '{}', versions TEXT NOT NULL, crc INTEGER NOT NULL);
 """
+# Indexes of SQLite on `items`. They hold live and removed items alike: removing one changes its row only, and
+# adds it to the last of them. That no two live items have a key in common is checked by `items`.
+INDEXES = {
+    "item_key": "(key)",
+    "item_path": "(root, path) WHERE path != ''",
+    "item_content": "(content_sha256) WHERE content_sha256 != ''",
+    "removed_item": "(deleted_at) WHERE deleted_at IS NOT NULL",
+}
+# Indexes of galleries of earlier versions: the next writer replaces them.
+_FORMER = ("live_key", "live_path", "removed_key", "removed_path", "live_content")
 
 # Facts that an item's checksum covers, in this order; its vector is checked against the segments instead.
 FACTS = ("id", "key", "root", "path", "size", "mtime_ns", "content_sha256", "width", "height", "label")
@@ -74,6 +82,25 @@ AT_PLACES = (
 AT_ONCE = 500  # parameters of one statement, below SQLite's limit
 _MOST_COLUMNS = 500
 _INTEGERS = range(-(2**63), 2**63)
+
+
+def create_indexes(db: sqlite3.Connection) -> None:
+    """Create the indexes on `items` in place of any others, inside a transaction."""
+    drop_indexes(db)
+    for name, columns in INDEXES.items():
+        db.execute(f"CREATE INDEX {name} ON items {columns}")
+
+
+def has_indexes(db: sqlite3.Connection) -> bool:
+    """Return whether `items` has all of its indexes."""
+    names = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE tbl_name = 'items'")}
+    return names >= INDEXES.keys()
+
+
+def drop_indexes(db: sqlite3.Connection) -> None:
+    """Drop the indexes on `items`, inside a transaction."""
+    for name in (*INDEXES, *_FORMER):
+        db.execute(f"DROP INDEX IF EXISTS {name}")
 
 
 def quoted(name: str) -> str:

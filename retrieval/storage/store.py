@@ -271,6 +271,7 @@ class Store:
                     if not repairing:
                         self._check_seal()
                         self.manifest = self._read_manifest()
+                        self._complete_indexes()
                         if is_outdated(self.folder, self.manifest):
                             write_copy(self.folder, self.manifest)
                     self.clear_leftovers(uploads=interrupted)
@@ -474,6 +475,14 @@ class Store:
             if not database.sealed(db):
                 what = f"{self.folder}: the gallery's database is damaged"
                 raise LookalikeError(f"{what}; run `lookalike index verify {self.folder}`")
+
+    def _complete_indexes(self) -> None:
+        """Create the indexes on the items if they are those of an earlier version, or a fill was killed."""
+        with self.reading() as db:
+            complete = schema.has_indexes(db)
+        if not complete:
+            with database.writing(self.folder) as db:
+                schema.create_indexes(db)
 
     def clear_leftovers(self, *, uploads: bool = True) -> None:
         """Delete the files that no row names. Call it inside `writing()`.

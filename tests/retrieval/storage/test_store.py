@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrieval import Gallery, InputError, LookalikeError
+from retrieval.storage import database
 from retrieval.storage.items import ItemWriter
 from retrieval.storage.records import BadFile, Change, FileStamp, IndexSpec, NewItem, Value
 from retrieval.storage.schema import TABLES
@@ -316,3 +317,32 @@ def test_files_stay_open_from_one_state_to_the_next(gallery: Gallery) -> None:
     assert after.index is before.index
     assert np.shares_memory(after.stored.parts[0], before.stored.parts[0])
     assert len(after) == len(before) + 1
+
+
+def test_the_next_writer_replaces_missing_and_older_indexes(gallery: Gallery) -> None:
+    """Those of an earlier version, or none after a fill that was killed: what is found is the same."""
+    commit(gallery, ["a", "b", "c"])
+    gallery.remove(["a.jpg"])
+    expected = _indexes(gallery)
+    assert expected
+    for older in ("CREATE UNIQUE INDEX live_key ON items (key) WHERE deleted_at IS NULL", ""):
+        with closing(sqlite3.connect(gallery.folder / "gallery.db")) as db, db:
+            for name in expected:
+                db.execute(f"DROP INDEX {name}")
+            db.execute(older)
+        with database.writing(gallery.folder):
+            pass  # the schema is part of the checksum
+        opened = Gallery(gallery.folder)
+        assert _indexes(opened) != expected
+        assert set(opened.ids_of(["b.jpg", "c.jpg"])) == {2, 3}
+        assert opened.remove(["b.jpg"]) == 1
+        commit(opened, ["a", "b"])
+        assert _indexes(opened) == expected
+        assert set(opened.ids_of(["a.jpg", "b.jpg", "c.jpg"])) == {1, 2, 3}
+        assert not verify(gallery.folder).problems
+        opened.remove(["a.jpg"])
+
+
+def _indexes(gallery: Gallery) -> dict[str, str]:
+    query = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND tbl_name = 'items'"
+    return dict(gallery.store.select(query))
