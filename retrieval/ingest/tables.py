@@ -13,6 +13,7 @@ import datetime
 import decimal
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -27,8 +28,12 @@ from retrieval.storage.records import Value
 _PATH, _ID, _LABEL = "path", "id", "label"
 _AT_ONCE, _PART = 65_536, 256  # rows of a block, and of the parts in which it is read
 _INTEGER = re.compile(r"[+-]?(0|[1-9][0-9]{0,17})")
+_LINE_END = re.compile(r"\r\n|\r|\n")
 _NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
+# In lines of fields, not all of which are numbers. What passes is a number if Python reads it as one.
+_NOT_NUMBERS = re.compile(r"[^0-9.eE+\-\n]|^[+-]?0[0-9]", re.MULTILINE)
+_FRACTION, _DIGITS = re.compile(r"[.eE]"), 18
 _PADDED = re.compile(r"[+-]?0[0-9]+")
 _MAJORITY, _MIXED = 0.9, 0.5  # shares of numbers: of a column of numbers, and of one whose type is reported
 
@@ -204,10 +209,10 @@ class CsvTable:
     """
 
     def __init__(self, file: Path) -> None:
-        rows = _csv_rows(file)
-        self.file, self.names, self.count = file, _header(file, rows), 0
+        blocks = _csv_blocks(file, _AT_ONCE)
+        self.file, self.names, self.count = file, _header(file, blocks), 0
         self._columns = [_Column(file, name) for name in self.names]
-        for *columns, lines in _blocks(rows, self.names, _AT_ONCE):
+        for *columns, lines in blocks:
             self.count += len(lines)
             for column, fields in zip(self._columns, columns, strict=True):
                 column.count(fields)
@@ -221,9 +226,7 @@ class CsvTable:
         yield from self._read(count, TableReport())
 
     def _read(self, count: int, report: TableReport) -> Iterator[dict[str, list[Value]]]:
-        rows = _csv_rows(self.file)
-        next(rows)
-        for *columns, lines in _blocks(rows, self.names, count):
+        for *columns, lines in islice(_csv_blocks(self.file, count), 1, None):
             values = [
                 one.converted(fields, lines, report)
                 for one, fields in zip(self._columns, columns, strict=True)
@@ -235,10 +238,10 @@ def _csv(
     file: Path, required: Sequence[str], report: TableReport | None
 ) -> Iterator[tuple[str, dict[str, Value]]]:
     """Yield rows with typed values, or without a report, with text."""
-    rows = _csv_rows(file)
-    names = _header(file, rows)
+    found_blocks = _csv_blocks(file, _AT_ONCE)
+    names = _header(file, found_blocks)
     _check_columns(file, names, required)
-    blocks = list(_blocks(rows, names, _AT_ONCE))  # read once: it may be a pipe
+    blocks = list(found_blocks)  # read once: it may be a pipe
     columns = [_Column(file, name) for name in names]
     if report is not None:
         for *fields, _ in blocks:
@@ -255,41 +258,55 @@ def _csv(
             yield f"{file}, line {line}", dict(zip(names, values, strict=True))
 
 
-def _csv_rows(file: Path) -> Iterator[list[Any]]:
-    """Yield the header, then the fields of each row with its line number at the end; no empty lines."""
+def _csv_blocks(file: Path, count: int) -> Iterator[list[Any]]:
+    """Yield the header, then up to `count` rows at a time as columns; empty lines are left out.
+
+    A block has a list of fields for each name, and one of the line numbers at which the rows end.
+    """
     try:
         with file.open(newline="", encoding="utf-8-sig") as lines:
             reader = csv.reader(lines, strict=True)
             header = next(reader, [])
             yield header
-            for fields in reader:
-                if len(fields) != len(header):
-                    if not fields:
-                        continue
-                    what = f"{len(fields)} fields, but the header has {len(header)} columns"
-                    place = f"{file}, line {reader.line_num}"
-                    raise InputError(f"{place}: {what}; quote values that contain commas")
-                fields.append(reader.line_num)  # type: ignore[arg-type]
-                yield fields
+            while True:
+                block: list[list[Any]] = [[] for _ in [*header, "line"]]
+                # In small parts: a list per row, of many rows at a time, keeps the garbage collector busy.
+                while (left := count - len(block[-1])) > 0:
+                    before = reader.line_num
+                    part = list(islice(reader, min(_PART, left)))
+                    if not part:
+                        break
+                    numbers: Sequence[int] = range(before + 1, reader.line_num + 1)
+                    if len(numbers) != len(part) or {*map(len, part)} != {len(header)}:
+                        part, numbers = _numbered(file, part, before, len(header))
+                    for column, values in zip(block, zip(*part, strict=True), strict=False):
+                        column += values
+                    block[-1] += numbers
+                if not block[-1]:
+                    return
+                yield block
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{file}: cannot be read as a CSV file in UTF-8 ({error})") from error
 
 
-def _blocks(rows: Iterator[list[Any]], names: Sequence[str], count: int) -> Iterator[list[list[Any]]]:
-    """Yield up to `count` rows as columns: a list of fields for each name, and one of line numbers."""
-    while True:
-        columns: list[list[Any]] = [[] for _ in [*names, "line"]]
-        # In small parts: a list per row, of many rows at a time, keeps the garbage collector busy.
-        while part := list(islice(rows, min(_PART, count - len(columns[-1])))):
-            for column, values in zip(columns, zip(*part, strict=True), strict=True):
-                column += values
-        if not columns[-1]:
-            return
-        yield columns
+def _numbered(
+    file: Path, rows: Iterable[list[str]], line: int, columns: int
+) -> tuple[list[list[str]], list[int]]:
+    """Return the rows that are not empty, and the line number at which each ends, given that before them."""
+    kept, numbers = [], []
+    for fields in rows:
+        line += 1 + sum(len(_LINE_END.findall(field)) for field in fields)
+        if len(fields) == columns:
+            kept.append(fields)
+            numbers.append(line)
+        elif fields:
+            what = f"{len(fields)} fields, but the header has {columns} columns"
+            raise InputError(f"{file}, line {line}: {what}; quote values that contain commas")
+    return kept, numbers
 
 
-def _header(file: Path, rows: Iterator[list[Any]]) -> list[str]:
-    names = [*next(rows)]
+def _header(file: Path, blocks: Iterator[list[Any]]) -> list[str]:
+    names = [*next(blocks)]
     _check_unique(file, names)
     return names
 
@@ -312,11 +329,19 @@ class _Column:
         if self._is_text:
             return
         filled = fields if all(fields) else [field for field in fields if field]
-        others = [field for field in filled if not _INTEGER.fullmatch(field)]
         self._filled += len(filled)
-        self._integers += len(filled) - len(others)
-        self._numbers += len(filled) - len(others) + sum(map(_is_number, others))
-        self._is_text = any(map(_PADDED.fullmatch, others))
+        if (kind := _kind_of(filled)) is not None:
+            self._numbers += len(filled)
+            self._integers += len(filled) if kind is int else 0
+            return
+        for text, times in Counter(filled).items():
+            if _INTEGER.fullmatch(text):
+                self._integers += times
+                self._numbers += times
+            elif _is_number(text):
+                self._numbers += times
+            elif _PADDED.fullmatch(text):
+                self._is_text = True
 
     @property
     def kind(self) -> _Type:
@@ -344,7 +369,7 @@ class _Column:
         if kind is str:
             return _texts(fields)
         if not self.has_bad:
-            return [kind(field) if field else None for field in fields]
+            return [*map(kind, fields)] if all(fields) else [kind(f) if f else None for f in fields]
         values = [kind(field) if _is_number(field) else None for field in fields]
         report.bad += [
             BadCell(f"{self.file}, line {line}", self.name, field)
@@ -359,7 +384,22 @@ def _mixed(columns: Iterable[_Column]) -> list[str]:
 
 
 def _texts(fields: Sequence[str]) -> list[Value]:
-    return [field or None for field in fields]
+    return [*fields] if all(fields) else [field or None for field in fields]
+
+
+def _kind_of(fields: Sequence[str]) -> type[int] | type[float] | None:
+    """Return the type of some fields, float if one of them has a fraction; `None` if unclear."""
+    lines = "\n".join(fields)
+    if not lines or lines.count("\n") >= len(fields) or _NOT_NUMBERS.search(lines):
+        return None
+    try:
+        if not all(map(math.isfinite, map(float, fields))):
+            return None
+    except ValueError:
+        return None
+    if _FRACTION.search(lines):
+        return float
+    return int if max(map(len, fields)) <= _DIGITS else None
 
 
 def _is_number(field: str) -> bool:

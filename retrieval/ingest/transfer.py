@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
@@ -37,6 +37,7 @@ from retrieval.storage.records import IndexSpec
 from retrieval.stores.address import Address
 
 _INTEGERS = ("width", "height")
+_FILLED = 10_000  # vectors from which a new gallery is filled; fewer are indexed as fast one by one
 
 
 # ---- export
@@ -316,8 +317,12 @@ def _append(
 ) -> ImportResult:
     """Append the items after the first `unchanged` ones, record the run, and return its counts."""
     count, replaced, total = 0, 0, items.file.count
+    store = gallery.store
     try:
-        with Progress("importing", total, "vectors", begun=unchanged, show=show_progress) as progress:
+        with (
+            store.filling() if total >= _FILLED and store.is_new() else nullcontext(),
+            Progress("importing", total, "vectors", begun=unchanged, show=show_progress) as progress,
+        ):
             for vectors, facts, metadata in items.chunks(gallery.store.uploads, unchanged):
                 replaced += gallery.store.append(vectors, facts, metadata)
                 count += len(facts)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping
+from operator import itemgetter, methodcaller
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ _LEAST_ROWS, _MOST_ROWS = 1024, 65_536  # of a chunk
 _DIGITS = 9  # of the row number in the key of a row without an id
 _UNIT = 2e-6  # largest error of the squared length of a unit vector, which is a sum in float32
 _SAME = 1e-3  # largest difference between a vector and its copy in float16
-_UNUSUAL = re.compile(r"//|(^|/)\.|/$", re.MULTILINE)  # in a path that may be written in a shorter way
+_UNUSUAL = ("//", "/.", "\n.", "/\n")  # in lines of paths, one of which may be written in a shorter way
 
 
 class VectorItems:
@@ -43,6 +43,7 @@ class VectorItems:
     def __init__(self, file: VectorFile, base: Path, prefix: str) -> None:
         self.file, self._base, self._prefix = file, base, schema.check_key(prefix)
         self.is_numbered = not {"id", "path"} & {*file.names}
+        self._numbered_key = f"{prefix.replace('%', '%%')}-%0{_DIGITS}d".__mod__
         self._metadata = [name for name in file.names if name not in COLUMNS]
         schema.match_columns(self._metadata, ())
         self._at_once = min(max(_CHUNK_BYTES // (4 * file.dim), _LEAST_ROWS), _MOST_ROWS)
@@ -145,7 +146,7 @@ class VectorItems:
     def _keys(self, chunk: Chunk) -> list[str]:
         if self.is_numbered:
             first = chunk.start + 1
-            return [self._numbered_key(row) for row in range(first, first + len(chunk.vectors))]
+            return [*map(self._numbered_key, range(first, first + len(chunk.vectors)))]
         keys = self._texts(chunk, "id")
         if not all(keys):
             keys = [key or path for key, path in zip(keys, self._texts(chunk, "path"), strict=True)]
@@ -153,9 +154,6 @@ class VectorItems:
                 place = self._place(chunk, keys.index(""))
                 raise InputError(f"{place}: no id and no path; give one to every row, or to none")
         return keys
-
-    def _numbered_key(self, row: int) -> str:
-        return f"{self._prefix}-{row:0{_DIGITS}}"
 
     def _texts(self, chunk: Chunk, name: str) -> list[str]:
         """Return a column as text, "" for missing values."""
@@ -259,9 +257,14 @@ def _stamps(
     nothing = [0] * len(paths)
     if not any(paths):
         return paths, paths, nothing, nothing
-    if _UNUSUAL.search("\n".join(paths)):
+    start, lines = f"{base}/".replace("//", "/"), "\n".join(["", *paths, ""])
+    if any(map(lines.__contains__, _UNUSUAL)):
         paths = [Location.parse(path).path for path in paths]
-    start = f"{base}/".replace("//", "/")
+    elif all(paths) and "\n/" not in lines:
+        within = {*map(itemgetter(0), map(methodcaller("rpartition", "/"), paths))}
+        folders = {start + folder if folder else str(base) for folder in within}
+        if str(uploads) not in folders and (versions or not any(map(os.path.isdir, folders))):
+            return [str(base)] * len(paths), paths, *(versions or (nothing, nothing))
     files = [path if path[:1] in ("/", "") else start + path for path in paths]
     below = [file.removeprefix(start) if file[: len(start)] == start else file[1:] for file in files]
     roots = [

@@ -1,7 +1,8 @@
 """Many rows at once: statements and checksums over columns of values.
 
 A value that a column has in all rows is written once, into the statement or the template of the checksums;
-most facts about imported vectors, which have no file, are such values.
+most facts about imported vectors, which have no file, are such values. Columns that are the same, as keys and
+paths mostly are, are bound once.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from retrieval.storage.records import Value
 from retrieval.storage.schema import FACTS, FIELD_SEPARATOR, quoted
 
+_END = "\0"  # between the texts of items that are encoded at once
 # Metadata of n items by column; `None` for missing values.
 Columns = Mapping[str, Sequence[Value]]
 
@@ -38,13 +40,20 @@ def insert_rows(
         then: End of the statement.
         which: For each row whether to insert it; `None` for all.
     """
-    shared = {name: _literal(values) for name, values in list(columns.items())[1:]}
-    given = [values for name, values in columns.items() if shared.get(name) is None]
-    marks = ", ".join(shared.get(name) or "?" for name in columns)
+    given: list[Sequence[Any]] = []
+    marks = []
+    for values in columns.values():
+        mark = _literal(values) if given else None
+        if mark is None:
+            place = next((i for i, other in enumerate(given) if _are_same(values, other)), len(given))
+            given += [values] if place == len(given) else []
+            mark = f"?{place + 1}"
+        marks.append(mark)
     rows: Iterable[tuple[Any, ...]] = zip(*given, strict=True)
     names = ", ".join(map(quoted, columns))
     db.executemany(
-        f"{into} ({names}) VALUES ({marks}) {then}", rows if which is None else compress(rows, which)
+        f"{into} ({names}) VALUES ({', '.join(marks)}) {then}",
+        rows if which is None else compress(rows, which),
     )
 
 
@@ -63,35 +72,54 @@ def item_crcs(ids: Sequence[int], facts: Sequence[Sequence[Any]], metadata: Sequ
         "%s" if position in varying else str(values[0]).replace("%", "%%")
         for position, values in enumerate(columns)
     ]
-    template = FIELD_SEPARATOR.join(fields)
-    texts: Iterable[str] = map(
-        template.__mod__, zip(*(columns[position] for position in varying), strict=True)
-    )
-    if any(metadata):
+    given = [columns[position] for position in varying]
+    if is_described := all(metadata):
+        fields.append("%s")
+        given.append(metadata)
+    texts: Iterable[str] = map(FIELD_SEPARATOR.join(fields).__mod__, zip(*given, strict=True))
+    if not is_described and any(metadata):
         texts = (
             f"{text}{FIELD_SEPARATOR}{more}" if more else text
             for text, more in zip(texts, metadata, strict=True)
         )
-    return [zlib.crc32(text.encode("utf-8", "backslashreplace")) for text in texts]
+    whole = [*texts]
+    encoded = _END.join(whole).encode("utf-8", "backslashreplace").split(_END.encode())
+    if len(encoded) > len(whole):  # a value contains it
+        encoded = [text.encode("utf-8", "backslashreplace") for text in whole]
+    return [*map(zlib.crc32, encoded)]
 
 
 def metadata_texts(columns: Columns, count: int) -> list[str]:
     """Return the metadata of each of `count` items as its checksum covers it; "" for none."""
-    cells = [_cells(name, columns[name]) for name in sorted(columns)]
-    if not cells:
+    if not columns or not count:
         return [""] * count
-    if all(map(all, cells)):
-        return [*map(f"[{', '.join(['%s'] * len(cells))}]".__mod__, zip(*cells, strict=True))]
-    joined = map(", ".join, (filter(None, row) for row in zip(*cells, strict=True)))
+    starts = [f"[{json.dumps(name)}, " for name in sorted(columns)]
+    encoded = [_encoded(columns[name]) for name in sorted(columns)]
+    if all(map(all, encoded)):
+        cells = (f"{start.replace('%', '%%')}%s]" for start in starts)
+        return [*map(f"[{', '.join(cells)}]".__mod__, zip(*encoded, strict=True))]
+    filled = (
+        [text and f"{start}{text}]" for text in texts] for start, texts in zip(starts, encoded, strict=True)
+    )
+    joined = map(", ".join, (filter(None, row) for row in zip(*filled, strict=True)))
     return [text and f"[{text}]" for text in joined]
 
 
-def _cells(name: str, values: Sequence[Value]) -> list[str]:
-    start, types = f"[{json.dumps(name)}, ", {*map(type, values)} - {type(None)}
-    encode: Callable[[Any], str] = encode_basestring_ascii if types == {str} else json.dumps
-    if types <= {int, float}:
+def _encoded(values: Sequence[Value]) -> list[str]:
+    """Return values as JSON; "" for missing ones."""
+    types = {*map(type, values)}
+    encode: Callable[[Any], str] = encode_basestring_ascii if types <= {str, type(None)} else json.dumps
+    if types <= {int, float, type(None)}:
         encode = repr  # as in JSON, for finite numbers
-    return ["" if value is None else f"{start}{encode(value)}]" for value in values]
+    if type(None) not in types:
+        return [*map(encode, values)]
+    return ["" if value is None else encode(value) for value in values]
+
+
+def _are_same(values: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Return whether two columns are of the same texts or whole numbers, and may be bound as one."""
+    kinds = ({str}, {int})
+    return values == others and {*map(type, values)} in kinds and {*map(type, others)} in kinds
 
 
 def _is_shared(values: Sequence[Any]) -> bool:

@@ -178,11 +178,12 @@ class ItemWriter:
             taken.add(key)
         return keys
 
-    def identify(self, keys: Sequence[str]) -> Identities:
+    def identify(self, keys: Sequence[str], *, new: bool = False) -> Identities:
         """Return the ids of items by key: that of the live item, of the last removed one, or a new one.
 
         Args:
             keys: Keys of the items.
+            new: No item has one of the keys, which is not looked up.
 
         Raises:
             InputError: A key occurs twice.
@@ -190,7 +191,7 @@ class ItemWriter:
         if len(set(keys)) < len(keys):
             (twice, _), *_ = Counter(keys).most_common(1)
             raise InputError(f"key {twice[:60]!r}: two items cannot have the same key")
-        removed, live = self._ids(keys)
+        removed, live = ({}, {}) if new else self._ids(keys)
         known = removed | live
         first = database.last_given(self._db, "items") + 1
         if not known:
@@ -226,11 +227,11 @@ class ItemWriter:
         texts = bulk.metadata_texts(columns, len(ids))
         rows = {"id": ids, **vars(facts), "vector": numbers.tolist()}
         rows["crc"] = bulk.item_crcs(ids, facts.columns, texts)
-        bulk.insert_rows(self._db, "INSERT INTO items", rows, then=_REPLACE)
+        bulk.insert_rows(self._db, "INSERT INTO items", rows, then=_REPLACE if who.known else "")
         if columns:
             which = [text or number in known for number, text in zip(ids, texts, strict=True)]
-            into = "INSERT OR REPLACE INTO metadata"
-            bulk.insert_rows(self._db, into, {"id": ids, **columns}, which=which)
+            into = "INSERT OR REPLACE INTO metadata" if known else "INSERT INTO metadata"
+            bulk.insert_rows(self._db, into, {"id": ids, **columns}, which=None if all(which) else which)
         if self._exists("SELECT 1 FROM bad"):
             files = ((root, path) for root, path in zip(facts.root, facts.path, strict=True) if path)
             self._db.executemany("DELETE FROM bad WHERE root = ? AND path = ?", files)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrieval import Gallery
+from retrieval import Gallery, InputError
 from retrieval.ingest.tables import CsvTable, TableReport, read_table
 from tests.conftest import lookalike_here
 
@@ -57,6 +59,48 @@ def test_the_majority_decides(tmp_path_factory: pytest.TempPathFactory, some: li
         assert values == [field or None for field in fields]
         assert report.bad == []
         assert len(report.mixed) == (len(numbers) >= 0.5 * len(filled))
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(st.text("0123456789+-.eE_ \n\0١a", max_size=4) | st.sampled_from(["1" * 18, "1" * 19, "1e999"]))
+)
+def test_types_of_whole_columns_are_those_of_their_fields(
+    tmp_path_factory: pytest.TempPathFactory, fields: list[str]
+) -> None:
+    """Many fields at once, against each of them by the pattern of a number."""
+    (column,) = CsvTable(write(tmp_path_factory.mktemp("t"), [*fields, ""]))._columns[1:]
+    filled = [field for field in fields if field]
+    number = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
+    numbers = [one for one in filled if number.fullmatch(one) and math.isfinite(float(one))]
+    whole = [one for one in numbers if re.fullmatch(r"[+-]?(0|[1-9][0-9]{0,17})", one)]
+    if any(re.fullmatch(r"[+-]?0[0-9]+", one) for one in filled) or len(numbers) < 0.9 * len(filled):
+        assert column.kind is str
+    else:
+        assert column.kind is (int if len(whole) == len(numbers) else float)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.sampled_from(["1", "x", "", "a\nb", "a\r\nb", "a\rb\n", "\n\n", None]), max_size=600))
+def test_lines_of_fields_and_of_rows_with_too_many(
+    tmp_path_factory: pytest.TempPathFactory, fields: list[str | None]
+) -> None:
+    """Fields of several lines and empty lines, `None`, against the line numbers of Python's own reader."""
+    folder = tmp_path_factory.mktemp("t")
+    lines = ["" if field is None else f'p,"{field}"' for field in fields]
+    (folder / "t.csv").write_text("\n".join(["path,price", *lines, *["p,2"] * 6000]) + "\n", newline="")
+    with (folder / "t.csv").open(newline="") as file:
+        reader = csv.reader(file)
+        expected = [(reader.line_num, row[1]) for row in reader if row][1:]
+    report = CsvTable(folder / "t.csv").report
+    bad = [
+        (f"{folder / 't.csv'}, line {line}", field) for line, field in expected if field not in ("1", "2", "")
+    ]
+    assert [(cell.place, cell.value) for cell in report.bad] == bad
+    with (folder / "t.csv").open("a", newline="") as file:
+        file.write("\np,1,1\n")
+    with pytest.raises(InputError, match=f"line {expected[-1][0] + 2}: 3 fields"):
+        CsvTable(folder / "t.csv")
 
 
 def test_integers_stay_integers_beside_a_bad_field(tmp_path: Path) -> None:

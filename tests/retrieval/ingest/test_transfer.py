@@ -21,6 +21,7 @@ from retrieval.ingest.transfer import AT_ONCE, ImportResult
 from retrieval.ingest.vector_files import open_vectors
 from retrieval.ingest.vector_items import VectorItems
 from retrieval.progress import Stage, progress_listener
+from retrieval.storage import schema
 from retrieval.storage.records import IndexSpec
 from retrieval.upkeep.compact import compact
 from retrieval.upkeep.verify import verify
@@ -131,12 +132,15 @@ def assert_vectors(folder: Path, keys: list[str], vectors: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("with_ids", [True, False])
-@pytest.mark.parametrize("step", ["written", "committed"])
-def test_killed_import_leaves_the_first_rows_and_continues(tmp_path: Path, step: str, with_ids: bool) -> None:
+@pytest.mark.parametrize(("step", "filled"), [("written", 1), ("committed", 1), ("committed", 1000)])
+def test_killed_import_leaves_the_first_rows_and_continues(
+    tmp_path: Path, step: str, filled: int, with_ids: bool
+) -> None:
+    """With the indexes on the items made at the end, of which a kill leaves none, or from the start."""
     vectors, keys = unit_vectors(100), [f"k{row:03}" for row in range(100)]
     np.savez(tmp_path / "in.npz", vectors=vectors, **({"id": np.array(keys)} if with_ids else {}))
     child = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path / "g"), str(tmp_path / "in.npz"), step],
+        [sys.executable, "-c", KILLED, str(tmp_path / "g"), str(tmp_path / "in.npz"), step, str(filled)],
         capture_output=True,
         text=True,
     )
@@ -144,10 +148,19 @@ def test_killed_import_leaves_the_first_rows_and_continues(tmp_path: Path, step:
     left = {"written": 64, "committed": 96}[step]
     keys = keys if with_ids else [f"in-{row:09}" for row in range(1, 101)]
     assert_vectors(tmp_path / "g", keys[:left], vectors[:left])
+    assert Gallery(tmp_path / "g").ids_of(keys[:left]) == list(range(1, left + 1))
+    assert not verify(tmp_path / "g").problems
+    assert _has_indexes(tmp_path / "g") == (filled == 1000)
     expected = ImportResult(100 - left, left) if with_ids else ImportResult(100 - left, 0, left)
     assert Gallery.import_vectors(tmp_path / "g", tmp_path / "in.npz", name="x") == expected
     assert_vectors(tmp_path / "g", keys, vectors)
     assert not verify(tmp_path / "g").problems
+    assert _has_indexes(tmp_path / "g")
+
+
+def _has_indexes(folder: Path) -> bool:
+    with Gallery(folder).store.reading() as db:
+        return schema.has_indexes(db)
 
 
 # Imports 32 rows at a time, and is killed in the third commit: before or after its transaction.
@@ -159,7 +172,8 @@ from retrieval.ingest import transfer, vector_items
 from retrieval.storage import segments
 from retrieval.storage.store import Store
 
-folder, source, step = sys.argv[1:]
+folder, source, step, filled = sys.argv[1:]
+transfer._FILLED = int(filled)
 vector_items._LEAST_ROWS = vector_items._MOST_ROWS = 32
 owner, name = (segments, "write") if step == "written" else (Store, "append")
 original, calls = getattr(owner, name), []
