@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from retrieval.progress import Progress
 from retrieval.storage.items import metadata_columns
-from retrieval.storage.schema import quoted
+from retrieval.storage.schema import create_index, quoted
 from retrieval.storage.store import Store
 
 WORTHWHILE = 100_000  # rows
@@ -37,5 +37,5 @@ def create_lookups(store: Store, *, show_progress: bool = False) -> None:
         for table, name in missing:
             index, column = quoted(f"{_PREFIX}{table}.{name}"), quoted(name)
             with store.transaction() as db:
-                db.execute(f"CREATE INDEX {index} ON {table} ({column}) WHERE {column} IS NOT NULL")
+                create_index(db, index, f"{table} ({column}) WHERE {column} IS NOT NULL")
             progress.update(1)
