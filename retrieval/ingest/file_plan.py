@@ -19,7 +19,7 @@ from retrieval.progress import Progress
 from retrieval.storage.planning import Comparison, ImageFile, ItemPlace, ItemTable
 from retrieval.storage.records import Change, Value
 
-_CHUNK = 20_000  # files that are compared at a time
+_CHUNK = 5000  # files that are compared at a time
 
 
 def plan_indexing(

@@ -242,15 +242,29 @@ def _walk(found: Scan, top: str, root: str) -> Iterator[Entry]:
                         name = entry.name
                         if name[0] == ".":
                             continue
-                        if _is_folder(entry):
+                        path, is_image = prefix + name, name[name.rfind(".") :].lower() in _SUFFIXES
+                        found_status = _status(entry) if is_image and path.isascii() else None
+                        if found_status is not None:
+                            size, time = found_status.st_size, found_status.st_mtime_ns
+                            yield ImageFile(root, path, size, time, label)
+                        elif _is_folder(entry):
                             (links if entry.is_symlink() else below).append(entry.path)
-                        elif name[name.rfind(".") :].lower() in _SUFFIXES:
+                        elif is_image:
                             yield _entry(root, entry, prefix, name, label)
                         else:
                             found.ignored += 1
         except OSError as error:
             yield _unreadable_folder(root, relative or ".", error)
         queue += sorted(below, reverse=True)
+
+
+def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """Return the status of a regular file; `None` for anything else."""
+    try:
+        status = entry.stat()
+    except OSError:
+        return None
+    return status if status.st_mode & _FORMAT == _REGULAR else None
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -17,12 +17,14 @@ from contextlib import contextmanager
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
+
+import numpy as np
 
 from retrieval.errors import LookalikeError
 from retrieval.storage import database
 from retrieval.storage.records import UPLOADS, BadFile, FileStamp, Value
-from retrieval.storage.schema import AT_PLACES, KEPT, LIVE, SEARCHABLE
+from retrieval.storage.schema import AT_PLACES, KEPT, LISTED, LIVE, SEARCHABLE
 from retrieval.storage.store import Store, last_number
 
 _PAGE = 1000  # rows read at a time
@@ -115,13 +117,18 @@ CREATE TABLE files (n INTEGER PRIMARY KEY, root TEXT, path TEXT, size INTEGER, m
     state INTEGER, item INTEGER, item_key TEXT, item_label TEXT);
 CREATE TABLE listed (path TEXT PRIMARY KEY, n INTEGER) WITHOUT ROWID;
 CREATE TABLE added (content TEXT);
-CREATE TABLE seen (item INTEGER PRIMARY KEY);
 CREATE TABLE gone (item INTEGER PRIMARY KEY, key TEXT, root TEXT, path TEXT, label TEXT, width INTEGER,
     height INTEGER, size INTEGER, content TEXT, n INTEGER UNIQUE);
 CREATE INDEX gone_content ON gone (content);
 CREATE INDEX gone_size ON gone (size);
 """
 _FULL = "rtrim(root, '/') || '/' || path"
+_NOTHING_GIVEN = (None, _NO_METADATA, False)  # key, metadata and label of a file, by the user
+# Items without a vector have no size that a file has.
+_ITEMS_BETWEEN = (
+    "SELECT path, id, CASE WHEN vector IS NULL THEN -1 ELSE size END, mtime_ns FROM gallery.items AS items "
+    f"WHERE root = ? AND path BETWEEN ? AND ? AND {LIVE} AND path != '' LIMIT ?"
+)
 # Several items may have the same file: the one with the given key, or else the newest, counts.
 _COMPARE = f"""
 INSERT INTO verdicts SELECT n, CASE
@@ -264,6 +271,7 @@ class Comparison:
         self.metadata_names: set[str] = set()
         self.below = 0
         self._unchanged = self._last = 0
+        self._seen: list[np.ndarray] = []  # items of the files
         self._db, self._errors = table.db, table.errors
         self._db.executescript(_TABLES)
 
@@ -271,19 +279,62 @@ class Comparison:
 
     def add(self, files: Sequence[ImageFile | BadFile]) -> None:
         """Add files, or files that are known to be unusable without reading them."""
-        self._fill(files)
+        self.table.look_up(files)
+        rest = self._without_unchanged(files)
+        if not rest:
+            return
+        self._fill(rest)
         insert = (
             "INSERT INTO files SELECT chunk.*, state, item, item_key, item_label FROM verdicts "
             "JOIN chunk USING (n) WHERE state IS NOT NULL"
         )
         with self._errors():
-            self._db.execute("INSERT OR IGNORE INTO seen SELECT item FROM verdicts WHERE item IS NOT NULL")
+            seen = self._db.execute("SELECT item FROM verdicts WHERE item IS NOT NULL").fetchall()
             self._db.execute(insert)
             ((unchanged,),) = self._db.execute("SELECT count(*) FROM verdicts WHERE state IS NULL")
+        self._note_seen([item for (item,) in seen])
         self._unchanged += unchanged
+
+    def _without_unchanged(self, files: Sequence[ImageFile | BadFile]) -> Sequence[ImageFile | BadFile]:
+        """Return the files without the unchanged ones, which are counted, if most of them are.
+
+        Of files in one root about which the user says nothing, as those of a folder, size and time are
+        compared in memory with those of the items between the first and the last path. `_COMPARE` decides
+        about all others.
+        """
+        if self._distinct or self._options["checksum"] or {*map(type, files)} != {ImageFile}:
+            return files
+        images = cast("Sequence[ImageFile]", files)
+        roots, paths = {*map(itemgetter(0), images)}, [*map(itemgetter(1), images)]
+        if len(roots) > 1 or self._uploads_below(root := next(iter(roots))) is not None:
+            return files
+        most = len(paths) + _PAGE
+        values = (root, min(paths), max(paths), most)
+        with self._errors():
+            rows = self._db.execute(_ITEMS_BETWEEN, values).fetchall()
+        if len(rows) == most:  # items of other folders are in between
+            return files
+        # Of several items of a file, the newest counts.
+        rows.sort(key=itemgetter(1))
+        items = {path: (number, size, time) for path, number, size, time in rows}
+        rest, seen = list[ImageFile | BadFile](), list[int]()
+        for image in images:
+            found = items.get(image[1])
+            if found is None or found[1:] != image[2:4] or image[5:] != _NOTHING_GIVEN:
+                rest.append(image)
+            else:
+                seen.append(found[0])
+        self._note_seen(seen)
+        self._unchanged += len(seen)
+        self._last += len(seen)
+        return rest
+
+    def _note_seen(self, items: Sequence[int]) -> None:
+        self._seen.append(np.array(items, np.int64))
 
     def add_candidates(self, files: Sequence[ImageFile | BadFile]) -> None:
         """Add files that count only as new places of moved files."""
+        self.table.look_up(files)
         self._fill(files)
         with self._errors():
             self._db.execute(
@@ -292,7 +343,6 @@ class Comparison:
             )
 
     def _fill(self, files: Sequence[ImageFile | BadFile]) -> None:
-        self.table.look_up(files)
         prefixes: dict[str, str | None] = {}  # of the paths of uploads below a root
         rows = []
         for n, file in enumerate(files, self._last + 1):
@@ -475,16 +525,22 @@ class Comparison:
         chosen = f"FROM gallery.items AS items WHERE root = :root AND {_KEPT} AND path != '' AND path >= :low"
         before = "AND (:high IS NULL OR path < :high)"
         bound = f"SELECT path {chosen} {before} ORDER BY path LIMIT 1 OFFSET {_RANGE}"
-        unseen = "NOT EXISTS (SELECT 1 FROM seen WHERE seen.item = items.id)"
         start: str | None = low
+        seen = np.unique(np.concatenate([np.empty(0, np.int64), *self._seen]))
+        self._seen = [seen]
         while start is not None:
             with self._errors():
                 values = {"root": root, "low": start, "high": high}
                 end = (self._db.execute(bound, values).fetchone() or (None,))[0]
                 values["high"] = high if end is None else end
-                ((count,),) = self._db.execute(f"SELECT count(*) {chosen} {before}", values)
-                found = self._db.execute(f"SELECT id, path {chosen} {before} AND {unseen}", values).fetchall()
-            self.below += count
+                # One text instead of a Python object for each row.
+                ((text,),) = self._db.execute(f"SELECT group_concat(id) {chosen} {before}", values)
+                ids = np.fromstring(text or "", np.int64, sep=",")
+                places = np.searchsorted(seen, ids)
+                unseen = ids[np.append(seen, -1)[places] != ids]
+                listed = f"SELECT id, path FROM gallery.items AS items WHERE id IN {LISTED}"
+                found = self._db.execute(listed, (json.dumps(unseen.tolist()),)).fetchall()
+            self.below += len(ids)
             yield found
             start = end
 
