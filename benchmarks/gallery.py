@@ -4,6 +4,8 @@ Searches return complete hits: items with key, label and metadata. Bare FAISS se
 same parameters and returns numbers only; "ratio" is our CPU time to its. "commit" adds one vector, before and
 after 100,000 recorded runs and as many unusable files. "float16" is the cost of `--storage float16`: the
 largest error of a score, the share of the ten nearest neighbours that are the same, and exact search.
+"with facts" is with a CSV file of path, label and two more columns. "goal" is in CPU seconds, for as many
+vectors; The longest wait is that of one of many reads meanwhile.
 
     python -m benchmarks.gallery
     python -m benchmarks.gallery --count 1000000 --kinds flat hnsw ivf-sq8 --peers peers/bin/python
@@ -18,9 +20,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when FAISS and numpy are i
 import argparse
 import json
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +39,9 @@ from retrieval.upkeep.verify import verify
 
 K = 10
 ADDED, HISTORY = 1000, 100_000
+# CPU seconds for a million vectors in the gallery; that of "add" holds at any size.
+GOALS = {"import": 4, "import with facts": 8, "remove 10 %": 0.5}
+ADD_GOAL = 0.05
 REPEATED_RUNS = """
 WITH RECURSIVE counter (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM counter WHERE n < ?)
 INSERT INTO runs (command, started, ended, counts, versions, crc)
@@ -87,7 +94,7 @@ def search(report: Report, folder: Path, kind: str, queries: np.ndarray) -> None
     index = opened.index
     if index is None:
         exact = faiss.IndexFlatIP(queries.shape[1])
-        for part in opened.snapshot.stored.parts:
+        for part in opened.state.stored.parts:
             exact.add(np.asarray(part, np.float32))
 
     def bare(asked: np.ndarray) -> Any:
@@ -101,6 +108,56 @@ def search(report: Report, folder: Path, kind: str, queries: np.ndarray) -> None
     report.compare(f"{kind}: one search", lambda: opened.search_vectors(one(), K), lambda: bare(one()), 100)
     many = queries[:100]
     report.compare(f"{kind}: 100 at once", lambda: opened.search_vectors(many, K), lambda: bare(many), 5)
+
+
+def with_facts(report: Report, folder: Path, count: int, dim: int, goals: Mapping[str, float]) -> None:
+    """Import vectors with a CSV file, then add more, while another process reads."""
+    (folder / "f").mkdir()
+    source, more, gallery = folder / "f" / "v.npy", folder / "f" / "more.npy", folder / "f" / "g"
+    for file, first, n in ((source, 0, count), (more, count, ADDED)):
+        np.save(file, draw(n, dim, 4))
+        random = np.random.default_rng(first)
+        labels, prices = random.integers(0, 5000, n).tolist(), random.random(n).round(4).tolist()
+        lines = (
+            f"images/{label:04}/{row:08}.jpg,class {label},brand {label % 200},{price}"
+            for row, (label, price) in enumerate(zip(labels, prices, strict=True), first)
+        )
+        file.with_suffix(".csv").write_text("\n".join(["path,label,brand,price", *lines]) + "\n")
+    flat, name = IndexSpec("flat"), "import with facts"
+    report.time(name, lambda: Gallery.import_vectors(gallery, source, name="x", index=flat), goal=goals[name])
+    with waits(gallery) as longest:
+        report.time(
+            f"add {ADDED} with facts", lambda: Gallery.import_vectors(gallery, more, name="x"), goal=ADD_GOAL
+        )
+    report.rows[-1]["longest_wait"] = longest[0]
+    print(f"{'':34}longest wait of a read {1000 * longest[0]:.0f} ms")
+
+
+@contextmanager
+def waits(gallery: Path) -> Iterator[list[float]]:
+    """Read one row of a gallery again and again in another process; yield a list of the longest time."""
+    script = (
+        "import sqlite3, sys, time\n"
+        "db = sqlite3.connect(sys.argv[1], timeout=60)\n"
+        "longest = 0.0\n"
+        "print(flush=True)\n"
+        "while True:\n"
+        "    start = time.perf_counter()\n"
+        "    db.execute('SELECT label FROM items WHERE id = 1').fetchall()\n"
+        "    longest = max(longest, time.perf_counter() - start)\n"
+        "    print(longest, flush=True)\n"
+        "    time.sleep(0.002)\n"
+    )
+    command = [sys.executable, "-c", script, str(gallery / "gallery.db")]
+    longest = [0.0]
+    with tempfile.TemporaryFile("w+") as output, subprocess.Popen(command, stdout=output) as reader:
+        try:
+            yield longest
+        finally:
+            reader.kill()
+            reader.wait()
+            output.seek(0)
+            longest[0] = float(output.read().split()[-1])
 
 
 def commits(report: Report, folder: Path, vectors: np.ndarray) -> None:
@@ -127,15 +184,15 @@ def halves(report: Report, folder: Path, source: Path, queries: np.ndarray) -> N
     report.time("float16: import", lambda: Gallery.import_vectors(folder / "h", source, **options))
     full, half = Gallery(folder / "g"), Gallery(folder / "h")
     sizes = [sum(f.stat().st_size for f in (g.folder / "segments").glob("*")) for g in (full, half)]
-    scores, rows = full.snapshot.stored.nearest(queries, K)
-    rounded = half.snapshot.stored.score(queries, rows)
-    found = half.snapshot.stored.nearest(queries, K)[1]
+    scores, rows = full.state.stored.nearest(queries, K)
+    rounded = half.state.stored.score(queries, rows)
+    found = half.state.stored.nearest(queries, K)[1]
     same = [len(set(a) & set(b)) / K for a, b in zip(rows.tolist(), found.tolist(), strict=True)]
     error = float(np.abs(rounded - scores).max())
     report.compare(
         "float16: exact search, to float32",
-        lambda: half.snapshot.stored.nearest(queries[:1], K),
-        lambda: full.snapshot.stored.nearest(queries[:1], K),
+        lambda: half.state.stored.nearest(queries[:1], K),
+        lambda: full.state.stored.nearest(queries[:1], K),
         10,
     )
     report.rows[-1] |= {"error": error, "recall": float(np.mean(same)), "bytes": sizes[1] / sizes[0]}
@@ -145,7 +202,7 @@ def halves(report: Report, folder: Path, source: Path, queries: np.ndarray) -> N
 def peers(report: Report, python: Path, folder: Path, queries: np.ndarray) -> None:
     """Run the peers on the same files."""
     np.save(folder / "queries.npy", queries)
-    np.save(folder / "exact.npy", Gallery(folder / "g").snapshot.stored.nearest(queries, K)[0])
+    np.save(folder / "exact.npy", Gallery(folder / "g").state.stored.nearest(queries, K)[0])
     script = Path(__file__).with_name("_peers.py")
     found = subprocess.run([python, script, folder], stdout=subprocess.PIPE, check=True).stdout
     for peer, operations in json.loads(found).items():
@@ -171,7 +228,13 @@ def main() -> None:
         print(f"{args.count} x {args.dim}", flush=True)
         report = Report()
         flat = IndexSpec("flat")
-        report.time("import", lambda: Gallery.import_vectors(gallery, source, name="x", index=flat))
+        goals = {name: goal * args.count / 1e6 for name, goal in GOALS.items()}
+        report.time(
+            "import",
+            lambda: Gallery.import_vectors(gallery, source, name="x", index=flat),
+            goal=goals["import"],
+        )
+        with_facts(report, folder, args.count, args.dim, goals)
         report.time("export", lambda: Gallery(gallery).export(folder / "out.npy"))
         halves(report, folder, source, queries)
         if args.peers:
@@ -182,7 +245,7 @@ def main() -> None:
             search(report, gallery, kind, queries)
         report.time(f"add {ADDED}", lambda: Gallery.import_vectors(gallery, folder / "more.npy", name="x"))
         tenth = range(1, args.count, 10)
-        report.time("remove 10 %", lambda: Gallery(gallery).remove(list(tenth)))
+        report.time("remove 10 %", lambda: Gallery(gallery).remove(list(tenth)), goal=goals["remove 10 %"])
         report.time("compact", lambda: compact(Gallery(gallery)))
         commits(report, gallery, queries)
         assert not report.time("verify", lambda: verify(gallery)).problems

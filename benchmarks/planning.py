@@ -3,6 +3,7 @@
 The folder holds empty files, 1,000 in each sub-folder, and the gallery an item for each, written without a
 model. Every run is a process of its own; its memory is the highest resident size during the run less the size
 when the gallery is open. "add one" adds a single file of the gallery, and should cost the same at any size.
+The goal of "sync" is 10 us of CPU and 200 bytes a file, for a million files.
 
     python -m benchmarks.planning
     python -m benchmarks.planning --files 10000 1000000 --json planning.json

@@ -14,7 +14,7 @@ import decimal
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import islice
@@ -369,7 +369,8 @@ class _Column:
         if kind is str:
             return _texts(fields)
         if not self.has_bad:
-            return [*map(kind, fields)] if all(fields) else [kind(f) if f else None for f in fields]
+            convert: Callable[[str], Value] = kind
+            return [*map(convert, fields)] if all(fields) else [convert(f) if f else None for f in fields]
         values = [kind(field) if _is_number(field) else None for field in fields]
         report.bad += [
             BadCell(f"{self.file}, line {line}", self.name, field)
