@@ -165,10 +165,10 @@ def images(folder: Path, *_: Any) -> Iterator[Pair | Absent]:
 
 
 def _ours(preprocess: Any, paths: list[Path]) -> None:
-    from retrieval import load_image
+    from retrieval.images.load import load_pixels
 
     for path in paths:
-        preprocess(load_image(path, side=preprocess.scaled))
+        preprocess(load_pixels(path, side=preprocess.scaled))
 
 
 def _pillow(paths: list[Path]) -> None:

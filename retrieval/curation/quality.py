@@ -167,9 +167,9 @@ def _named(file: Decoded) -> dict[str, float]:
     }
 
 
-def _measure(image: Image.Image) -> np.ndarray:
+def _measure(pixels: np.ndarray) -> np.ndarray:
     """Return sharpness, brightness and contrast of an RGB image, float64 [3]."""
-    grey = image.convert("L")
+    grey = Image.fromarray(pixels).convert("L")
     factor = SIDE / min(grey.size)
     if factor < 1:
         width, height = (max(1, round(side * factor)) for side in grey.size)

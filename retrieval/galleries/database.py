@@ -237,7 +237,8 @@ class DatabaseView(SearchableGallery):
         """Create the folder of a collection, and open the gallery."""
         folders.create_folder(folder, address, manifest.uuid, model)
         gallery = cls(folder, runtime=None if model is None else model.runtime, address=address)
-        gallery._embedder = model
+        if model is not None:
+            gallery._keep_model(model)
         return gallery
 
     def _read_manifest(self) -> Manifest:

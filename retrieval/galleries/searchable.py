@@ -166,8 +166,12 @@ class SearchableGallery(Displayed, ABC):
             LookalikeError: The model is damaged, or computes other vectors on this machine.
         """
         if self._embedder is None:
-            self._embedder = own_model(self.folder, self.manifest, self._runtime)
+            self._keep_model(own_model(self.folder, self.manifest, self._runtime))
+        assert self._embedder is not None
         return self._embedder
+
+    def _keep_model(self, embedder: Embedder) -> None:
+        self._embedder = embedder.of_policy(self.manifest.decode_policy)
 
     @property
     def backend(self) -> CpuBackend:
@@ -191,7 +195,7 @@ class SearchableGallery(Displayed, ABC):
         """
         self.check_model(embedder)
         check_vectors(self.folder, self.manifest, embedder)
-        self._embedder = embedder
+        self._keep_model(embedder)
 
     # ---- state
 

@@ -23,6 +23,8 @@ _MAX_RATIO, _SLACK = 4, 2**16  # total size of all TIFF tags: at most 4 times th
 
 _MARKER = re.compile(rb"\xff[\xc0-\xcf\xd9-\xfe]")
 _END, _SCAN, _APP1 = 0xD9, 0xDA, 0xE1
+_SEQUENTIAL = (0xC0, 0xC1)  # frames of which one scan may have all components
+_FRAMES = (*_SEQUENTIAL, 0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0))
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # also inside other formats, as EXIF
 # Tags that point to further directories, and the number of directories within two steps.
 _GROUPS, _DIRECTORIES = (0x8769, 0x8825, 0xA005), 13
@@ -51,12 +53,22 @@ def bomb_reason(data: bytes) -> str | None:
 def has_too_many_scans(data: bytes, pixels: int) -> bool:
     """Return whether a JPEG has too many scans for its number of pixels, or too many segments."""
     max_scans, scans = min(_MAX_SCANS, _MAX_SCANNED_PIXELS // pixels), 0
-    max_segments = _max_segments(data)
-    for segments, (kind, _, _) in enumerate(_segments(data), 1):
-        scans += kind == _SCAN
+    max_segments, components = _max_segments(data), 0
+    for segments, (kind, _, body) in enumerate(_segments(data), 1):
+        if kind in _FRAMES:
+            components = _byte(data, body + 7) if kind in _SEQUENTIAL else 0
+        elif kind == _SCAN:
+            scans += 1
+            if scans == 1 and components and _byte(data, body + 2) == components:
+                return False  # libjpeg refuses a second scan: no need to search the rest, most of the file
         if scans > max_scans or segments > max_segments:
             return True
     return False
+
+
+def _byte(data: bytes, at: int) -> int:
+    """Return the byte at an offset; 0 beyond the end of the file."""
+    return data[at] if at < len(data) else 0
 
 
 def _max_segments(data: bytes) -> int:

@@ -1,8 +1,8 @@
 """Read-ahead: read and decode files in a thread pool while the model processes the previous batch.
 
 Memory use besides the model: one file per decoding thread (at most `load.MAX_BYTES` bytes); decoded images of
-`PIXELS_IN_FLIGHT` pixels in all, at 3 to 7 bytes per pixel, or one larger image; `files_ahead()` preprocessed
-images.
+`PIXELS_IN_FLIGHT` pixels in all, at 9 to 12 bytes per pixel, or one larger image; `files_ahead()`
+preprocessed images.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pathlib import Path
 from threading import Condition
 
 import numpy as np
-from PIL import Image
 
 from retrieval.errors import ImageError
 from retrieval.images.load import open_bytes, read_bytes
@@ -95,7 +94,7 @@ class _Budget:
 
 def decode_ahead(
     paths: Iterable[Path | Location],
-    preprocess: Callable[[Image.Image], np.ndarray],
+    preprocess: Callable[[np.ndarray], np.ndarray],
     *,
     side: int | None = None,
     ahead: int = 2 * BATCH,
@@ -104,7 +103,7 @@ def decode_ahead(
 
     Args:
         paths: Image files.
-        preprocess: Function from an upright RGB image to an array, such as a `Preprocess`.
+        preprocess: Function from an upright RGB image, uint8 [H, W, 3], to an array, such as a `Preprocess`.
         side: Length to which `preprocess` scales the shorter side; see `retrieval.images.load.load_image`.
         ahead: Largest number of files that are read ahead.
     """
@@ -115,7 +114,7 @@ def decode_ahead(
 
 def read_ahead(
     paths: Iterable[Path | Location],
-    preprocess: Callable[[Image.Image], np.ndarray],
+    preprocess: Callable[[np.ndarray], np.ndarray],
     *,
     side: int | None,
     known: Callable[[str], bool],
@@ -138,8 +137,8 @@ def read_ahead(
                 return KnownFile(content)
             opened = open_bytes(data, str(where), side=side)
             with budget.holding(opened.pixels):
-                image, size = opened.decode()
-                return Decoded(preprocess(image), content, *size)
+                pixels, size = opened.decode()
+                return Decoded(preprocess(pixels), content, *size)
         except ImageError as error:
             return error
 

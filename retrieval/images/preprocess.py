@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from retrieval.errors import InputError
+from retrieval.images.resampling import INTERPOLATIONS, Box, resample, resample_by_pillow
 
-_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 _FITS = ("crop", "squeeze", "pad")
 _MAX_ASPECT = 8  # aspect ratio above which `whole` crops
-
-Box = tuple[float, float, float, float]  # left, top, right and bottom, in pixels
-# Scales a box of an image to (width, height) with "bilinear" or "bicubic", to uint8 [h, w, 3].
-Resample = Callable[[Image.Image, Box, tuple[int, int], str], np.ndarray]
-
-
-def resample(image: Image.Image, box: Box, shape: tuple[int, int], interpolation: str) -> np.ndarray:
-    """Scale a box of an image to `shape` = (width, height), antialiased; return uint8 [h, w, 3]."""
-    return np.asarray(image.resize(shape, _FILTERS[interpolation], box=box))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +48,7 @@ class Preprocess:
             raise InputError(
                 f"preprocess: must have 1 <= size <= resize, got size {self.size}, resize {self.resize}"
             )
-        for name, known in (("interpolation", tuple(_FILTERS)), ("fit", _FITS)):
+        for name, known in (("interpolation", INTERPOLATIONS), ("fit", _FITS)):
             if getattr(self, name) not in known:
                 raise InputError(
                     f"preprocess: {name} must be {' or '.join(known)}, got {getattr(self, name)!r}"
@@ -79,13 +70,14 @@ class Preprocess:
         """Length of the shorter side before the crop, in pixels."""
         return self.size if self.resize is None else self.resize
 
-    def __call__(self, image: Image.Image, resample: Resample = resample) -> np.ndarray:
-        """Return an upright RGB image as model input, uint8 [size, size, 3]."""
+    def __call__(self, image: Image.Image | np.ndarray) -> np.ndarray:
+        """Return an upright RGB image, Pillow's or uint8 [H, W, 3], as model input, uint8 [size, size, 3]."""
+        pixels = np.asarray(image)
         if self.fit == "pad":
             margin = (self.scaled - self.size) // 2
-            return self._padded(image, resample)[margin : margin + self.size, margin : margin + self.size]
+            return self._padded(pixels)[margin : margin + self.size, margin : margin + self.size]
         # Resampling only the box that survives the crop gives the same pixels with less work.
-        return self._resized(image, self._seen(*image.size), (self.size, self.size), resample)
+        return self._resized(pixels, self._seen(*_size(pixels)), (self.size, self.size))
 
     def box(self, width: int, height: int) -> Box:
         """Return the box of an image that the model sees, as fractions of its width and height.
@@ -102,36 +94,41 @@ class Preprocess:
         across, down = sides.get(self.fit, (width, height))
         return across * self.size / self.scaled, down * self.size / self.scaled
 
-    def whole(self, image: Image.Image, resample: Resample = resample) -> np.ndarray:
+    def whole(self, image: Image.Image | np.ndarray) -> np.ndarray:
         """Return the full image without the crop, uint8 [h, w, 3], with a shorter side of `scaled` pixels.
 
         Strips are cropped to an aspect ratio of 8: an image one pixel wide would become too large.
         """
+        pixels = np.asarray(image)
         if self.fit == "squeeze":
-            return self._resized(image, image.size, (self.scaled, self.scaled), resample)
+            return self._resized(pixels, _size(pixels), (self.scaled, self.scaled))
         if self.fit == "pad":
-            return self._padded(image, resample)
-        shorter = min(image.size)
-        width, height = (min(side, _MAX_ASPECT * shorter) for side in image.size)
+            return self._padded(pixels)
+        shorter = min(_size(pixels))
+        width, height = (min(side, _MAX_ASPECT * shorter) for side in _size(pixels))
         shape = (round(width * self.scaled / shorter), round(height * self.scaled / shorter))
-        return self._resized(image, (width, height), shape, resample)
+        return self._resized(pixels, (width, height), shape)
 
-    def _resized(
-        self, image: Image.Image, part: tuple[float, float], shape: tuple[int, int], resample: Resample
-    ) -> np.ndarray:
+    def _resized(self, pixels: np.ndarray, part: tuple[float, float], shape: tuple[int, int]) -> np.ndarray:
         """Return the centre of an image, of `part` = (width, height), resampled to `shape`."""
-        left, top = ((whole - side) / 2 for whole, side in zip(image.size, part, strict=True))
-        box = (left, top, left + part[0], top + part[1])
-        return resample(image, box, shape, self.interpolation)
+        left, top = ((whole - side) / 2 for whole, side in zip(_size(pixels), part, strict=True))
+        return self._resample(pixels, (left, top, left + part[0], top + part[1]), shape)
 
-    def _padded(self, image: Image.Image, resample: Resample) -> np.ndarray:
+    def _resample(self, pixels: np.ndarray, box: Box, shape: tuple[int, int]) -> np.ndarray:
+        return resample(pixels, box, shape, self.interpolation)
+
+    def _padded(self, pixels: np.ndarray) -> np.ndarray:
         """Return a full image in the centre of a square of the mean colour, uint8 [scaled, scaled, 3]."""
-        width, height = (max(1, round(side * self.scaled / max(image.size))) for side in image.size)
+        width, height = (max(1, round(side * self.scaled / max(_size(pixels)))) for side in _size(pixels))
         left, top = (self.scaled - width) // 2, (self.scaled - height) // 2
         square = np.full((self.scaled, self.scaled, 3), [round(255 * value) for value in self.mean], np.uint8)
-        part = self._resized(image, image.size, (width, height), resample)
+        part = self._resized(pixels, _size(pixels), (width, height))
         square[top : top + height, left : left + width] = part
         return square
+
+    def of_policy(self, policy: int) -> Preprocess:
+        """Return this preprocessing with the scaling of a decoding policy, see `retrieval.images.load`."""
+        return (Preprocess if policy >= 3 else _PreprocessByPillow).from_dict(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         """Return numbers, lists and strings for JSON and YAML."""
@@ -144,3 +141,15 @@ class Preprocess:
         if unknown:
             raise InputError(f"preprocess: unknown key {sorted(unknown)[0]!r}")
         return cls(**values)
+
+
+class _PreprocessByPillow(Preprocess):
+    """Preprocessing of decoding policies 1 and 2."""
+
+    def _resample(self, pixels: np.ndarray, box: Box, shape: tuple[int, int]) -> np.ndarray:
+        return resample_by_pillow(pixels, box, shape, self.interpolation)
+
+
+def _size(pixels: np.ndarray) -> tuple[int, int]:
+    """Return (width, height) of an image, uint8 [H, W, 3]."""
+    return pixels.shape[1], pixels.shape[0]

@@ -69,7 +69,8 @@ class RaySource:
         """Yield the files to read of the plan with what was found in them, in order."""
         folder = gallery.folder
         shards = VectorShards(self.shards or folder.with_name(f"{folder.name}.shards"))
-        origin = ShardOrigin(gallery.manifest.fingerprint, DECODE_POLICY, gallery.manifest.dim)
+        policy = gallery.manifest.decode_policy or DECODE_POLICY
+        origin = ShardOrigin(gallery.manifest.fingerprint, policy, gallery.manifest.dim)
         started = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
         job = Job(shards.address, origin, self.runtime, f"{started}-{uuid.uuid4().hex[:6]}")
         run = _Run(gallery, plan, shards, job, retry=self.retry)

@@ -247,7 +247,8 @@ class BlockEmbedder:
     def _open(self, model: list[Any], uses_gpu: bool) -> Embedder:
         import ray
 
-        if self._job.origin.decode_policy != DECODE_POLICY:
+        policy = self._job.origin.decode_policy
+        if policy > DECODE_POLICY:
             raise InputError(f"{socket.gethostname()}: has another version of Lookalike; install this one")
         device = Device("cuda") if uses_gpu else self._job.runtime.device
         runtime = replace(self._job.runtime, device=device, threads=self._threads)
@@ -260,7 +261,7 @@ class BlockEmbedder:
                 f"{socket.gethostname()}: ONNX Runtime does not work on the GPU; "
                 "install lookalike[gpu] there, or pass --device cpu"
             )
-        return embedder
+        return embedder.of_policy(policy)
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Embed the blocks of the column `block`; return them with the message of an error, or ""."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -20,7 +21,7 @@ from PIL import Image
 from retrieval.display import Displayed
 from retrieval.errors import InputError, LookalikeError
 from retrieval.images.decode import BATCH
-from retrieval.images.load import ImageSource, as_array, load_image
+from retrieval.images.load import DECODE_POLICY, ImageSource, as_array, load_pixels
 from retrieval.images.preprocess import Preprocess
 from retrieval.machine.devices import Device
 from retrieval.model import hub
@@ -144,6 +145,15 @@ class Embedder(Displayed):
         """Execution provider in use, by ONNX Runtime's name."""
         return str(self._session.get_providers()[0])
 
+    def of_policy(self, policy: int | None) -> Embedder:
+        """Return this embedder with the pixels of a decoding policy; `None` for the newest."""
+        preprocess = self.preprocess.of_policy(DECODE_POLICY if policy is None else policy)
+        if preprocess == self.preprocess:
+            return self
+        same_model = copy.copy(self)
+        same_model.preprocess = preprocess
+        return same_model
+
     @property
     def batch_size(self) -> int:
         """Number of images that `embed_pixels` should be given at a time."""
@@ -220,7 +230,7 @@ class Embedder(Displayed):
 
     def pixels(self, image: ImageSource) -> np.ndarray:
         """Load and preprocess one image; return the model input, uint8 [S, S, 3]."""
-        return self.preprocess(load_image(image, side=self.preprocess.scaled))
+        return self.preprocess(load_pixels(image, side=self.preprocess.scaled))
 
     @interruptible
     def embed_pixels(self, pixels: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:

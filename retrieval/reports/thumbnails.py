@@ -30,8 +30,9 @@ def thumbnails(paths: Iterable[Path]) -> Mapping[Path, str]:
     return {path: _encoded(file.pixels) if isinstance(file, Decoded) else MISSING for path, file in found}
 
 
-def _shrink(image: Image.Image) -> np.ndarray:
+def _shrink(pixels: np.ndarray) -> np.ndarray:
     """Return uint8 [h, w, 3]; tiny images are enlarged by a whole factor, so that pixels stay crisp."""
+    image = Image.fromarray(pixels)
     longest = max(image.size)
     if 2 * longest <= SIDE:
         factor = SIDE // longest

@@ -11,6 +11,7 @@ from retrieval.errors import InputError, StoreError
 from retrieval.files import now
 from retrieval.galleries.database import DatabaseView
 from retrieval.galleries.database_folder import is_store
+from retrieval.images.load import DECODE_POLICY
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult, finish_run, ingest
 from retrieval.ingest.sources import Scan
 from retrieval.model.embedder import Embedder
@@ -114,7 +115,7 @@ def _open_or_create(gallery: DatabaseView, model: Embedder, draft: Path) -> Data
     manifest = Manifest(
         model.fingerprint,
         model.dim,
-        decode_policy=old.decode_policy,
+        decode_policy=DECODE_POLICY,
         provider=model.provider,
         rebuilt_from=origin,
         dtype=old.dtype,

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from retrieval.errors import ImageError
-from retrieval.images.preprocess import Box
+from retrieval.images.resampling import Box
 from serve.api.bodies import BYTES, FORM, JSON, read_body
 from serve.api.context import RequestWorkers, Service
 from serve.api.exception_handlers import BODY, LOAD, documented, validate

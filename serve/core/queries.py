@@ -17,7 +17,7 @@ from retrieval.errors import ImageError, InputError
 from retrieval.galleries.items import Item
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.images.load import OpenedImage, open_bytes, read_bytes
-from retrieval.images.preprocess import Box
+from retrieval.images.resampling import Box
 from retrieval.machine.resources import cores
 from retrieval.model.embedder import Embedder
 from retrieval.search.composition import compose
@@ -78,13 +78,13 @@ class Region:
         """Return the shorter side of the image, in pixels, at which that of the region is `side`."""
         return math.ceil(side / min(self.right - self.left, self.bottom - self.top))
 
-    def crop(self, image: Image.Image) -> Image.Image:
-        """Cut the region out of an upright image, to the nearest pixel.
+    def crop(self, pixels: np.ndarray) -> np.ndarray:
+        """Cut the region out of an upright image, uint8 [H, W, 3], to the nearest pixel.
 
         Raises:
             InputError: The region is smaller than 4 x 4 pixels.
         """
-        width, height = image.size
+        height, width, _ = pixels.shape
         box = (
             round(self.left * width),
             round(self.top * height),
@@ -97,7 +97,7 @@ class Region:
                 f"the region has {region_width} x {region_height} pixels of an image of {width} x {height}: "
                 f"at least {MIN_SIDE} x {MIN_SIDE} are required"
             )
-        return image.crop(box)
+        return pixels[box[1] : box[3], box[0] : box[2]]
 
 
 def open_region(source: Path | bytes, region: Region | None, *, side: int | None = None) -> OpenedImage:
@@ -117,15 +117,15 @@ def open_region(source: Path | bytes, region: Region | None, *, side: int | None
     return open_bytes(data, "image", side=wanted)
 
 
-def load_region(opened: OpenedImage, region: Region | None) -> Image.Image:
-    """Decode an image, or a region of it, to 8-bit RGB, upright.
+def load_region(opened: OpenedImage, region: Region | None) -> np.ndarray:
+    """Decode an image, or a region of it, to RGB, upright: uint8 [H, W, 3].
 
     Raises:
         ImageError: The image cannot be read.
         InputError: The region is smaller than 4 x 4 pixels.
     """
-    image, _ = opened.decode()
-    return image if region is None else region.crop(image)
+    pixels, _ = opened.decode()
+    return pixels if region is None else region.crop(pixels)
 
 
 # ---- kinds of queries
@@ -278,9 +278,9 @@ class QueryResolver:
             if isinstance(name, bytes)
             else find_original(state.gallery, find_item(state.gallery, item_id(state.gallery, name)).id)
         )
-        image, pixels, _ = self._decode(state, source, region)
+        size, pixels, _ = self._decode(state, source, region)
         left, top, right, bottom = region.values if region else (0.0, 0.0, 1.0, 1.0)
-        seen = model_of(state).preprocess.box(*image.size)
+        seen = model_of(state).preprocess.box(*size)
         across, down = right - left, bottom - top
         box = left + seen[0] * across, top + seen[1] * down, left + seen[2] * across, top + seen[3] * down
         return pixels, box
@@ -297,7 +297,7 @@ class QueryResolver:
             opened = open_region(readable, None, side=side)
             add_pixels(opened.pixels)
             with self._share_of_cores(opened.pixels):
-                return load_region(opened, None)
+                return Image.fromarray(load_region(opened, None))
 
     def _embed_all(self, state: LiveState, sources: Sequence[_Source]) -> list[np.ndarray | InputError]:
         self._check_pixels(sources, model_of(state).preprocess.scaled)
@@ -314,17 +314,17 @@ class QueryResolver:
 
     def _decode(
         self, state: LiveState, source: Path | bytes | Original, region: Region | None
-    ) -> tuple[Image.Image, np.ndarray, float]:
-        """Return the decoded image, its pixels for the model, uint8 [S, S, 3], and the milliseconds."""
+    ) -> tuple[tuple[int, int], np.ndarray, float]:
+        """Return (width, height) as decoded, the pixels for the model, uint8 [S, S, 3], and milliseconds."""
         preprocess = model_of(state).preprocess
         with self.decoding, self._telemetry.stage("decode") as watch:
             readable = source.read() if isinstance(source, Original) else source
             opened = open_region(readable, region, side=preprocess.scaled)
             add_pixels(opened.pixels)
             with self._share_of_cores(opened.pixels):
-                image = load_region(opened, region)
-                pixels = preprocess(image)
-        return image, pixels, watch.ms
+                whole = load_region(opened, region)
+                pixels = preprocess(whole)
+        return (whole.shape[1], whole.shape[0]), pixels, watch.ms
 
     def _check_pixels(self, sources: Sequence[_Source], side: int) -> None:
         """Raise a `TooLargeError` if images that a request brings have too many pixels to decode."""

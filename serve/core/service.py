@@ -16,7 +16,7 @@ from retrieval.galleries.items import Hits, Item
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.gallery import Gallery
 from retrieval.images.load import load_image
-from retrieval.images.preprocess import Box
+from retrieval.images.resampling import Box
 from retrieval.model.licenses import model_license
 from retrieval.model.runtime import Runtime
 from retrieval.progress import Stage

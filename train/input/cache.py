@@ -23,7 +23,7 @@ import numpy as np
 
 from retrieval.errors import ImageError
 from retrieval.images.decode import decode_ahead
-from retrieval.images.load import load_image
+from retrieval.images.load import load_pixels
 from retrieval.images.preprocess import Preprocess
 from retrieval.machine.resources import free_memory
 from retrieval.progress import Progress
@@ -69,7 +69,7 @@ class UncachedImages:
 
     def __getitem__(self, number: int) -> np.ndarray | ImageError:
         try:
-            image = load_image(self.paths[number], side=self.resize.preprocess.scaled)
+            image = load_pixels(self.paths[number], side=self.resize.preprocess.scaled)
             return np.require(self.resize(image), requirements="W")  # torch requires writable memory
         except ImageError as error:
             return error

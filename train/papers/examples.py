@@ -249,6 +249,7 @@ def _thumbnails(paths: Iterable[Path]) -> dict[Path, np.ndarray]:
     return {path: file.pixels for path, file in found if isinstance(file, Decoded)}
 
 
-def _shrink(image: Image.Image) -> np.ndarray:
+def _shrink(pixels: np.ndarray) -> np.ndarray:
+    image = Image.fromarray(pixels)
     image.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
     return np.asarray(image)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from retrieval import Embedder, Gallery, ImageError, InputError, LookalikeError, Runtime
 from retrieval.ingest.sources import scan
@@ -339,3 +340,25 @@ def test_killed_indexing_run_resumes(tmp_path: Path, model_file: Path, embedder:
     assert sum(segment.n for segment in gallery.store.segments()) == 400, "nothing was embedded twice"
     paths = [Path(gallery.item(i).path) for i in ids]
     np.testing.assert_allclose(vectors, vectors_of(embedder, paths), atol=1e-5)
+
+
+def test_old_gallery_keeps_the_scaling_that_it_was_built_with(
+    gallery: Gallery, embedder: Embedder, tmp_path: Path
+) -> None:
+    photo = draw(3, (150, 90))
+    side = embedder.preprocess.scaled
+    assert embedder.preprocess.fit == "crop"
+    assert embedder.preprocess.size == side
+    scaled = photo.resize((side, side), Image.Resampling.BICUBIC, box=(30, 0, 120, 90))
+    old = Gallery.create(tmp_path / "old", embedder)
+    with old.store.writing():
+        old.store.update_manifest(dataclasses.replace(old.manifest, decode_policy=2))
+    opened, given, new = Gallery.open(old.folder), Gallery.open(old.folder), Gallery.open(gallery.folder)
+    given.use_model(embedder)
+    for one in (opened, given):
+        np.testing.assert_array_equal(one.embedder.pixels(photo), scaled)
+    assert (new.embedder.pixels(photo) != scaled).any()
+    photo.save(tmp_path / "photo.png")
+    opened.add([tmp_path / "photo.png"])
+    assert opened.search(photo, k=1)[0].score == pytest.approx(1, abs=1e-6)
+    np.testing.assert_array_equal(embedder.pixels(photo), new.embedder.pixels(photo))

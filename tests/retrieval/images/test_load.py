@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 
 from retrieval import ImageError, Preprocess, load_image
 from retrieval.images.load import MAX_BYTES, open_bytes, read_bytes
@@ -231,9 +231,56 @@ def test_reduced_jpeg_is_upright_and_keeps_its_full_size() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     data = encoded(draw(0, (801, 600)), "JPEG", exif=exif)
-    image, size = open_bytes(data, "x", side=50).decode()
+    pixels, size = open_bytes(data, "x", side=50).decode()
     assert size == (600, 801)
-    assert image.size == (150, 201)
+    assert pixels.shape == (201, 150, 3)
+
+
+JPEGS = {
+    "4:2:0": {},
+    "4:4:4": {"subsampling": 0},
+    "4:2:2": {"subsampling": 1},
+    "progressive": {"progressive": True},
+    "restarts": {"restart_marker_blocks": 3},
+    "coarse": {"quality": 10},
+    "RGB": {"keep_rgb": True},
+}
+
+
+@pytest.mark.parametrize("options", JPEGS.values(), ids=JPEGS)
+@pytest.mark.parametrize("size", [(1, 1), (7, 9), (16, 17), (333, 250), (500, 375)])
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_jpegs_have_the_pixels_of_pillow(mode: str, size: tuple[int, int], options: dict[str, int]) -> None:
+    data = encoded(draw(2, size).convert(mode), "JPEG", **options)
+    expected = Image.open(io.BytesIO(data)).convert("RGB")
+    np.testing.assert_array_equal(load_image(data), expected)
+    assert (open_bytes(data, "x")._by_turbojpeg() is None) == (mode == "CMYK")
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_jpegs_are_turned_as_by_pillow(orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(draw(0, (80, 60)), "JPEG", exif=exif)
+    expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    np.testing.assert_array_equal(load_image(data), expected)
+
+
+@given(st.data())
+def test_damaged_jpegs_are_judged_by_pillow(data: st.DataObject) -> None:
+    whole = bytearray(encoded(draw(4, (64, 48)), "JPEG", progressive=data.draw(st.booleans())))
+    for _ in range(data.draw(st.integers(0, 3))):
+        whole[data.draw(st.integers(2, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    content = bytes(whole[: data.draw(st.integers(2, len(whole)))])
+    try:
+        expected: object = np.asarray(Image.open(io.BytesIO(content), formats=("JPEG",)).convert("RGB"))
+    except Exception:
+        expected = None
+    try:
+        loaded: object = load_image(content)
+    except ImageError as error:
+        loaded = expected if error.reason == ImageError.TOO_LARGE else None
+    np.testing.assert_array_equal(loaded, expected)
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK"])

@@ -61,9 +61,10 @@ def test_squeeze_scales_the_full_image_to_a_square(shape: tuple[int, int]) -> No
     image = draw(5).resize(shape, Image.Resampling.BICUBIC)
     square = image.resize((60, 60), Image.Resampling.BICUBIC)
     squeezed = Preprocess(size=48, resize=60, fit="squeeze")
-    np.testing.assert_array_equal(squeezed.whole(image), np.asarray(square))
+    np.testing.assert_array_equal(squeezed.of_policy(2).whole(image), np.asarray(square))
     theirs = np.asarray(square.crop((6, 6, 54, 54))).astype(int)
-    assert np.abs(squeezed(image).astype(int) - theirs).max() <= 1
+    assert np.abs(squeezed.of_policy(2)(image).astype(int) - theirs).max() <= 1
+    assert np.abs(squeezed(image) - theirs).mean() <= 0.3
 
 
 @pytest.mark.parametrize("shape", [(120, 40), (33, 90), (1, 500), (50, 50)])

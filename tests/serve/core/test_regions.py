@@ -111,18 +111,18 @@ def test_region_is_cropped_to_the_nearest_pixel_or_refused(
     across: list[float], down: list[float], size: tuple[int, int]
 ) -> None:
     pixels = np.arange(size[0] * size[1] * 3, dtype=np.uint32).astype(np.uint8)
-    image = Image.fromarray(pixels.reshape(size[1], size[0], 3))
+    image = pixels.reshape(size[1], size[0], 3)
     try:
         cut = Region(across[0], down[0], across[1], down[1]).crop(image)
     except InputError:
         # Only if the region is empty or has too few pixels.
         assert min((across[1] - across[0]) * size[0], (down[1] - down[0]) * size[1]) < MIN_SIDE + 1
         return
-    assert min(cut.size) >= MIN_SIDE
-    for edges, whole, side in zip((across, down), size, cut.size, strict=True):
+    assert min(cut.shape[:2]) >= MIN_SIDE
+    for edges, whole, side in zip((across, down), size, cut.shape[1::-1], strict=True):
         assert abs(side - (edges[1] - edges[0]) * whole) <= 1
     left, top = round(across[0] * size[0]), round(down[0] * size[1])
-    assert np.array_equal(cut, np.asarray(image)[top : top + cut.height, left : left + cut.width])
+    assert np.array_equal(cut, image[top : top + cut.shape[0], left : left + cut.shape[1]])
 
 
 @pytest.mark.parametrize(
