@@ -9,6 +9,7 @@ move with the embeddings (envelope theorem).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ class _ClosestOnArcs(torch.autograd.Function):
             cosine, wi, wj, wk, wl = closest_points(t)
             synthetic = (wi * wj > 0).to(torch.uint8) + (wk * wl > 0)
             found.append((cosine, synthetic, wi, wj, wk, wl))
-        return found[0] if len(found) == 1 else tuple(map(torch.cat, zip(*found, strict=True)))
+        return _join(found)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
@@ -61,12 +62,25 @@ class _ClosestOnArcs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        cosine, wi, wj, wk, wl = ctx.saved_tensors
-        of_i, of_j, inside = grad * wi, grad * wj, -grad * cosine
-        p_cross, q_cross = (inside * wi * wj).sum(1, keepdim=True), (inside * wk * wl).sum(0, keepdim=True)
+        found = []
+        for rows in row_blocks(grad):
+            part, cosine, wi, wj, wk, wl = (x[rows] for x in (grad, *ctx.saved_tensors))
+            of_i, of_j, inside = part * wi, part * wj, -part * cosine
+            p_cross = (inside * wi * wj).sum(1, keepdim=True)
+            q_cross = (inside * wk * wl).sum(0, keepdim=True)
+            found.append((of_i * wk, of_i * wl, of_j * wk, of_j * wl, p_cross, q_cross))
+        *tables, p_cross, q_cross = _join(found, shared=1)
         constant = (None, None)
-        p, q = (*constant, p_cross, *constant), (*constant, q_cross, *constant)
-        return of_i * wk, of_i * wl, of_j * wk, of_j * wl, *p, *q
+        return *tables, *constant, p_cross, *constant, *constant, q_cross, *constant
+
+
+def _join(blocks: Sequence[tuple[Tensor, ...]], shared: int = 0) -> tuple[Tensor, ...]:
+    """Join tables computed in blocks of rows, of which the last `shared` ones are sums over the rows."""
+    if len(blocks) == 1:
+        return blocks[0]
+    tables = list(zip(*blocks, strict=True))
+    split = len(tables) - shared
+    return *map(torch.cat, tables[:split]), *(torch.stack(x).sum(0) for x in tables[split:])
 
 
 def closest_points(t: PairTables) -> tuple[Tensor, ...]:
@@ -184,7 +198,7 @@ class _ClosestOnSegments(torch.autograd.Function):
             q_square = (1 - y) ** 2 * k + y**2 * m + 2 * y * (1 - y) * km
             dot = (1 - x) * ((1 - y) * ik[rows] + y * il[rows]) + x * ((1 - y) * jk[rows] + y * jl[rows])
             found.append((dot - 0.5 * (p_square + q_square), synthetic, x, y))
-        return found[0] if len(found) == 1 else tuple(map(torch.cat, zip(*found, strict=True)))
+        return _join(found)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
@@ -193,16 +207,19 @@ class _ClosestOnSegments(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
-        x, y = ctx.saved_tensors
-        of_j, of_l = grad * x, grad * y
-        of_i, of_k = grad - of_j, grad - of_l
-        jl = of_j * y
-        il, jk = of_l - jl, of_j - jl
-        ik = of_i - il
-        p = (of_i * (x - 1), -of_j * x, 2 * of_j * (x - 1))
-        q = (of_k * (y - 1), -of_l * y, 2 * of_l * (y - 1))
-        p_sums, q_sums = (0.5 * g.sum(1, keepdim=True) for g in p), (0.5 * g.sum(0, keepdim=True) for g in q)
-        return ik, il, jk, jl, *p_sums, *q_sums
+        found = []
+        for rows in row_blocks(grad):
+            part, x, y = (x[rows] for x in (grad, *ctx.saved_tensors))
+            of_j, of_l = part * x, part * y
+            of_i, of_k = part - of_j, part - of_l
+            jl = of_j * y
+            il, jk = of_l - jl, of_j - jl
+            p = (of_i * (x - 1), -of_j * x, 2 * of_j * (x - 1))
+            q = (of_k * (y - 1), -of_l * y, 2 * of_l * (y - 1))
+            p_sums = (0.5 * g.sum(1, keepdim=True) for g in p)
+            q_sums = (0.5 * g.sum(0, keepdim=True) for g in q)
+            found.append((of_i - il, il, jk, jl, *p_sums, *q_sums))
+        return _join(found, shared=3)
 
 
 def _segment_position(

@@ -64,7 +64,7 @@ class Margin(nn.Module):
     def forward(self, view: View) -> Tensor:
         table = view.anchors
         boundary = self._boundary(view, table)
-        positive, exists = self.mining.positives(table.cosine, table.positive, "all")
+        positive, exists = self.mining.positives(*table.near(table.cosine), "all")
         if self.mining.negative == "all" and positive.shape[1] > 1:  # each pair, times its partners
             negative, has_negative = table.cosine, table.negative
             pulls = exists * has_negative.sum(1, keepdim=True)

@@ -6,13 +6,16 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from train.losses.batch_all import FEW, compact_columns
-from train.losses.ops import masked_max, masked_min
+from train.losses.ops import row_blocks
 from train.losses.pairs import alternate_pairs
 from train.losses.registry import Inert, register
 
 PositiveRule = Literal["easy", "hard", "all", "random"]
+_NEGLIGIBLE = -80.0  # logarithm of a weight, relative to the largest, that counts as 0
+
 NegativeRule = Literal["hard", "semi-hard", "all", "random", "distance-weighted"]
 
 
@@ -127,23 +130,34 @@ class TripletMiner:
 
     def _negatives(self, positive: Tensor, similarity: Tensor, mask: Tensor, dim: int) -> Chosen:
         """Return one negative for each positive [R, S], in [R, 1] if it does not depend on the positive."""
+        found = [
+            self._choose(positive[rows], similarity[rows], mask[rows], dim) for rows in row_blocks(similarity)
+        ]
+        return found[0] if len(found) == 1 else Chosen(*map(torch.cat, zip(*found, strict=True)))
+
+    def _choose(self, positive: Tensor, similarity: Tensor, mask: Tensor, dim: int) -> Chosen:
+        """Return the negatives of some rows."""
         if self.negative == "hard":
             return _most(similarity, mask)
         if self.negative == "semi-hard":
             return self._semi_hard(positive, similarity, mask)
         weight = mask.to(similarity.dtype)
         if self.negative == "distance-weighted":
-            logits = distance_logits(similarity, dim)
-            weight = torch.where(mask, (logits - masked_max(logits, mask)[0][:, None]).exp(), 0.0)
+            logits = torch.where(mask, distance_logits(similarity, dim), -torch.inf)
+            top = logits.amax(1, keepdim=True)
+            logits = logits - torch.where(top > -torch.inf, top, 0.0)
+            # Numbers below the normal range of float32 take a processor many times longer.
+            weight = F.threshold(logits, _NEGLIGIBLE, -torch.inf).exp()
         return _draw(weight, mask, copies=positive.shape[1])
 
     def _semi_hard(self, positive: Tensor, similarity: Tensor, mask: Tensor) -> Chosen:
         """Return the most similar negative strictly below each positive, by binary search in sorted rows."""
         if positive.shape[1] <= FEW:
             candidates = similarity[:, None, :]
-            below = mask[:, None, :] & (candidates < positive[:, :, None])
-            column = candidates.masked_fill(~below, -torch.inf).argmax(2)
-            exists = below.any(2)
+            below = torch.where(mask, similarity, torch.inf)[:, None, :] < positive[:, :, None]
+            candidates = torch.where(below, candidates, -torch.inf)  # [R, S, C]
+            column = candidates.argmax(2)
+            exists = candidates.gather(2, column[:, :, None])[:, :, 0] > -torch.inf
         else:
             ascending, index = similarity.masked_fill(~mask, torch.inf).sort(1)
             place = torch.searchsorted(ascending, positive.contiguous()) - 1
@@ -158,8 +172,8 @@ class TripletMiner:
 
 def _most(similarity: Tensor, mask: Tensor) -> Chosen:
     """Choose the largest selected entry of each row, [R, 1]."""
-    column = similarity.masked_fill(~mask, -torch.inf).argmax(1, keepdim=True)
-    return Chosen(column, mask.any(1, keepdim=True))
+    column = torch.where(mask, similarity, -torch.inf).argmax(1, keepdim=True)
+    return Chosen(column, mask.gather(1, column))
 
 
 def _draw(weight: Tensor, mask: Tensor, copies: int = 1) -> Chosen:
@@ -223,11 +237,10 @@ class VariableThresholdMiner:
             dim: Embedding dimension; not used.
         """
         near, far = near.detach(), far.detach()
-        lowest, has_positive = masked_min(near, positive)
-        highest, has_negative = masked_max(far, negative)
-        keep_negative = negative & has_positive[:, None] & (far > lowest[:, None] - self.margin)
-        keep_positive = positive & has_negative[:, None] & (near < highest[:, None] + self.margin)
-        return keep_positive, keep_negative
+        # Infinite where there are none, so that nothing is selected.
+        lowest = near.masked_fill(~positive, torch.inf).amin(1, keepdim=True)
+        highest = far.masked_fill(~negative, -torch.inf).amax(1, keepdim=True)
+        return positive & (near < highest + self.margin), negative & (far > lowest - self.margin)
 
 
 class DrawnTriplets(NamedTuple):

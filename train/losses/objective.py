@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from train.losses.checks import check_batch, check_finite
 from train.losses.cross_batch_memory import CrossBatchMemory
-from train.losses.ops import masked_mean, ratio
+from train.losses.ops import masked_sum, ratio, sum_over_rows
 from train.losses.view import NormalizationGradient, Table, View
 
 
@@ -125,7 +125,9 @@ class Objective(nn.Module):
                 raise ValueError(
                     f"embeddings have {points.shape[1]} dimensions, and dims end at {max(self.prefixes)}"
                 )
-            value, view = self._over_prefixes(points, labels, references, targets, batch_as_candidates)
+            value, view = self._over_prefixes(
+                points, labels, references, targets, batch_as_candidates, result
+            )
             for guard in guards:
                 value = value if guard is None else value * guard
         if self.memory is not None and self.training:
@@ -140,16 +142,19 @@ class Objective(nn.Module):
         references: tuple[Tensor, Tensor, Tensor | None] | None,
         targets: Tensor | None,
         batch_as_candidates: bool,
+        gradient: torch.dtype,
     ) -> tuple[Tensor, View]:
         """Return the weighted sum over the prefixes, and the view of the whole embeddings."""
         if not self.prefixes:
-            view = self._view(points, labels, references, targets, batch_as_candidates)
+            view = self._view(points, labels, references, targets, batch_as_candidates, gradient)
             return self.evaluate(view), view
         value = points.new_zeros(())
         for dim, weight in self.prefixes.items():
             cut = references and (references[0][:, :dim], *references[1:])
             part = points[:, :dim]
-            view = self._view(part, labels, cut, targets, batch_as_candidates, full_dim=points.shape[1])
+            view = self._view(
+                part, labels, cut, targets, batch_as_candidates, gradient, full_dim=points.shape[1]
+            )
             value = value + weight * self.evaluate(view)
         return value, view
 
@@ -160,6 +165,7 @@ class Objective(nn.Module):
         references: tuple[Tensor, Tensor, Tensor | None] | None,
         targets: Tensor | None,
         batch_as_candidates: bool,
+        gradient: torch.dtype,
         full_dim: int | None = None,
     ) -> View:
         return View(
@@ -171,6 +177,7 @@ class Objective(nn.Module):
             full_dim=full_dim,
             targets=targets,
             batch_as_candidates=batch_as_candidates,
+            gradient=gradient,
         )
 
     def evaluate(self, view: View) -> Tensor:
@@ -184,10 +191,7 @@ class Objective(nn.Module):
             view.report["gradient_ratio"] = _gradient_ratio(penalty, loss, view.embeddings)
         value = loss if penalty is None else penalty if loss is None else loss + penalty
         with torch.no_grad():
-            table = view.within
-            view.report["mean_positive"] = masked_mean(table.cosine, table.positive)
-            view.report["mean_negative"] = masked_mean(table.cosine, table.negative)
-            view.report["hard_anchor_share"] = _hard_anchor_share(table)
+            view.report |= _similarities(view.within)
         assert value is not None
         return value
 
@@ -244,16 +248,34 @@ def _gradient_ratio(penalty: Tensor, loss: Tensor, embeddings: Tensor) -> Tensor
     return norms[0] / norms[1]
 
 
-def _hard_anchor_share(table: Table) -> Tensor:
-    """Return the share of anchors whose hardest negative is closer than their easiest positive.
+def _similarities(table: Table) -> dict[str, Tensor]:
+    """Return the diagnostics of the similarities of a batch.
 
-    Anchors without a positive or a negative do not count.
+    These are the mean cosines of the positive and of the negative pairs, and the share of anchors whose
+    hardest negative is closer than their easiest positive, among those with a positive and a negative.
     """
     none = -2.0  # below every cosine
-    positive = torch.where(table.positive, table.cosine, none).amax(1)  # [B]
-    negative = torch.where(table.negative, table.cosine, none).amax(1)
-    both = (positive > none) & (negative > none)
-    return ratio((both & (negative > positive)).sum(), both.sum())
+
+    def terms(rows: slice, cosine: Tensor) -> tuple[Tensor, ...]:
+        part = table.rows(rows, cosine)
+        near, mask = part.near(cosine)
+        positive, negative = torch.where(mask, near, none).amax(1), part.far(none).amax(1)
+        both = (positive > none) & (negative > none)
+        return (
+            masked_sum(near, mask),
+            part.far(0.0).sum(),
+            mask.count_nonzero(),
+            part.negative.count_nonzero(),
+            (both & (negative > positive)).sum(),
+            both.sum(),
+        )
+
+    positive, negative, positives, negatives, hard, both = sum_over_rows(terms, table.cosine)
+    return {
+        "mean_positive": ratio(positive, positives),
+        "mean_negative": ratio(negative, negatives),
+        "hard_anchor_share": ratio(hard, both),
+    }
 
 
 def _result_dtype(embeddings: Tensor) -> torch.dtype:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_BLOCK = 65536  # entries of a block: it stays in a processor's cache
+_BLOCK = 1 << 18  # entries of a block: its tables stay in a processor's cache, and calls are few
 
 
 class _Root(torch.autograd.Function):
@@ -57,6 +57,18 @@ def with_slope(value: Tensor, x: Tensor, slope: Tensor) -> Tensor:
     return found
 
 
+class _SlopeOfRows(_Slope):
+    """The same for `sum_over_rows`, which keeps nothing that a second derivative could be taken of."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "create_graph: a loss in blocks of rows has no second derivative; use a smaller batch"
+            )
+        return _Slope.backward(ctx, grad)
+
+
 def row_blocks(table: Tensor) -> Iterator[slice]:
     """Yield slices of the rows of a [P, Q] table that stay in a processor's cache.
 
@@ -70,16 +82,35 @@ def row_blocks(table: Tensor) -> Iterator[slice]:
         yield slice(start, start + step)
 
 
+def sum_over_rows(terms: Callable[[slice, Tensor], tuple[Tensor, ...]], table: Tensor) -> tuple[Tensor, ...]:
+    """Return the sums over blocks of rows of what `terms` returns for a block, differentiable by the table.
+
+    The gradient of a block is taken at once, so that its intermediates stay in the cache and only one table
+    is kept for the backward pass. Of more than one block there is no second derivative.
+
+    Args:
+        terms: Returns a scalar, and numbers without gradient, for a slice of the rows and these rows, on
+            which alone the gradient of the scalar may depend.
+        table: [P, Q].
+    """
+    blocks = list(row_blocks(table))
+    if len(blocks) == 1:
+        return terms(blocks[0], table)
+    slope = torch.empty_like(table) if table.requires_grad and torch.is_grad_enabled() else None
+    found = []
+    for rows in blocks:
+        leaf = table.detach()[rows].requires_grad_(slope is not None)
+        value, *numbers = terms(rows, leaf)
+        if slope is not None:
+            (slope[rows],) = torch.autograd.grad(value, leaf)
+        found.append((value.detach(), *numbers))
+    total, *numbers = (torch.stack(column).sum() for column in zip(*found, strict=True))
+    return total if slope is None else _SlopeOfRows.apply(total, table, slope), *numbers
+
+
 def masked_max(x: Tensor, mask: Tensor, dim: int = 1) -> tuple[Tensor, Tensor]:
     """Return the largest selected entry along `dim` (0 if none is selected) and whether there is one."""
     value = x.masked_fill(~mask, -torch.inf).max(dim).values
-    some = mask.any(dim)
-    return torch.where(some, value, 0.0), some
-
-
-def masked_min(x: Tensor, mask: Tensor, dim: int = 1) -> tuple[Tensor, Tensor]:
-    """Return the smallest selected entry along `dim` (0 if none is selected) and whether there is one."""
-    value = x.masked_fill(~mask, torch.inf).min(dim).values
     some = mask.any(dim)
     return torch.where(some, value, 0.0), some
 
@@ -97,8 +128,3 @@ def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
 def ratio(total: Tensor, count: Tensor) -> Tensor:
     """Return total / count, 0 if count is 0."""
     return total / count.clamp(min=1)
-
-
-def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of the selected entries, 0 if there are none."""
-    return ratio(masked_sum(x, mask), mask.sum())

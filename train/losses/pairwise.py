@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from train.losses.mining import PairMiner, VariableThresholdMiner
 from train.losses.negatives import NegativeSource
-from train.losses.ops import masked_logsumexp, masked_sum, ratio
+from train.losses.ops import masked_sum, ratio, sum_over_rows
 from train.losses.registry import Inert, register, require
 from train.losses.triplet import SOURCES
 from train.losses.view import View
@@ -22,13 +22,42 @@ NO_PAIRS = (
 
 def log_one_plus_sum_exp(x: Tensor, mask: Tensor) -> Tensor:
     """Return [R] log(1 + sum of exp(x)) over the selected entries of each row."""
-    return F.softplus(masked_logsumexp(x, mask))
+    value: Tensor = _LogOnePlusSumExp.apply(x, mask)[0]
+    return value
+
+
+class _LogOnePlusSumExp(torch.autograd.Function):
+    """The logarithm, with the exponentials kept for the backward pass instead of computed again."""
+
+    @staticmethod
+    def forward(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        x = torch.where(mask, x, -torch.inf)
+        top = x.amax(1, keepdim=True).clamp(min=0)
+        share = x.sub_(top).exp_()
+        total = share.sum(1, keepdim=True) + (-top).exp()
+        return (top + total.log())[:, 0], share.div_(total)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, of_share: Tensor | None) -> tuple[Tensor | None, None]:
+        (share,) = ctx.saved_tensors
+        found = None if grad is None else grad[:, None] * share
+        if of_share is not None:  # in a second derivative
+            part = of_share * share
+            part = part - share * part.sum(1, keepdim=True)
+            found = part if found is None else found + part
+        return found, None
 
 
 class PairTerm(nn.Module):
     """Base class of the pair losses: every sample is an anchor, and a miner may select its pairs."""
 
     paired = False
+    reduction: Literal["mean", "sum"] = "mean"
 
     def __init__(self, mining: PairMiner | None) -> None:
         super().__init__()
@@ -36,21 +65,31 @@ class PairTerm(nn.Module):
 
     def forward(self, view: View) -> Tensor:
         table = view.anchors
-        positive, negative = table.positive, table.negative
-        if self.mining is not None:
-            positive, negative = self.mining.select(
-                table.cosine, positive, table.cosine, negative, dim=view.dim
-            )
-        pairs = table.positive.sum() + table.negative.sum()
-        view.report["active_share"] = ratio(positive.sum() + self.active(table.cosine, negative).sum(), pairs)
-        return self.value(table.cosine, positive, negative)
+
+        def terms(rows: slice, cosine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            part = table.rows(rows, cosine)
+            (near, positive), negative = part.near(cosine), part.negative
+            pairs = positive.count_nonzero() + negative.count_nonzero()
+            if self.mining is not None:
+                positive, negative = self.mining.select(near, positive, cosine, negative, dim=view.dim)
+            active = positive.count_nonzero() + self.active(cosine, negative).count_nonzero()
+            return self.total(near, positive, cosine, negative), active, pairs
+
+        total, active, pairs = sum_over_rows(terms, table.cosine)
+        view.report["active_share"] = ratio(active, pairs)
+        return total if self.reduction == "sum" else total / len(table.cosine)
 
     def active(self, cosine: Tensor, negative: Tensor) -> Tensor:
         """Return the mask of selected negatives that receive a gradient."""
         return negative
 
-    def value(self, cosine: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-        """Return the loss of a table of cosines [B, C] with the masks of its pairs."""
+    def total(self, near: Tensor, positive: Tensor, cosine: Tensor, negative: Tensor) -> Tensor:
+        """Return the sum over the rows of the loss of some anchors.
+
+        Args:
+            near, positive: [R, S] cosines and the mask of the positives that count.
+            cosine, negative: [R, C] cosines and the mask of the negatives that count.
+        """
         raise NotImplementedError
 
 
@@ -88,9 +127,9 @@ class Contrastive(PairTerm):
     def active(self, cosine: Tensor, negative: Tensor) -> Tensor:
         return negative & (cosine > self.threshold)
 
-    def value(self, cosine: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-        pull = masked_sum(self.positive_offset - cosine, positive)
-        return (pull + masked_sum(F.relu(cosine - self.threshold), negative)) / len(cosine)
+    def total(self, near: Tensor, positive: Tensor, cosine: Tensor, negative: Tensor) -> Tensor:
+        pull = masked_sum(self.positive_offset - near, positive)
+        return pull + masked_sum(F.relu(cosine - self.threshold), negative)
 
 
 @register(
@@ -138,12 +177,11 @@ class BinomialDeviance(PairTerm):
         printed = slopes == "printed"
         self.pull, self.push = (1.0, 1.0) if printed else (2 / alpha, 2 / beta)
 
-    def value(self, cosine: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-        pull = torch.where(positive, F.softplus(self.alpha * (self.threshold - cosine)), 0.0).sum(1)
+    def total(self, near: Tensor, positive: Tensor, cosine: Tensor, negative: Tensor) -> Tensor:
+        pull = torch.where(positive, F.softplus(self.alpha * (self.threshold - near)), 0.0).sum(1)
         push = torch.where(negative, F.softplus(self.beta * (cosine - self.threshold)), 0.0).sum(1)
         pull, push = ratio(pull, positive.sum(1)), ratio(push, negative.sum(1))
-        total = (self.pull * pull + self.push * push).sum()
-        return total if self.reduction == "sum" else total / len(cosine)
+        return (self.pull * pull + self.push * push).sum()
 
 
 @register(
@@ -168,10 +206,10 @@ class EqualWeight(PairTerm):
     def __init__(self, *, mining: PairMiner | None = None) -> None:
         super().__init__(mining)
 
-    def value(self, cosine: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-        pull = ratio(torch.where(positive, 1 - cosine, 0.0).sum(1), positive.sum(1))
+    def total(self, near: Tensor, positive: Tensor, cosine: Tensor, negative: Tensor) -> Tensor:
+        pull = ratio(torch.where(positive, 1 - near, 0.0).sum(1), positive.sum(1))
         push = ratio(torch.where(negative, cosine, 0.0).sum(1), negative.sum(1))
-        return (pull + push).mean()
+        return (pull + push).sum()
 
 
 @register(
@@ -240,8 +278,8 @@ class MultiSimilarity(PairTerm):
         push = log_one_plus_sum_exp(self.beta * (other - self.threshold), negative)
         return pull / self.alpha + push / self.beta
 
-    def value(self, cosine: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-        return self.soft_extremes(cosine, positive, cosine, negative).mean()
+    def total(self, near: Tensor, positive: Tensor, cosine: Tensor, negative: Tensor) -> Tensor:
+        return self.soft_extremes(near, positive, cosine, negative).sum()
 
     def forward(self, view: View) -> Tensor:
         if self.negatives is None:

@@ -241,9 +241,9 @@ class LiftedGeneralized(PairTerm):
         super().__init__(mining)
         self.margin, self.form = margin, form
 
-    def value(self, cosine: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    def total(self, near: Tensor, positive: Tensor, cosine: Tensor, negative: Tensor) -> Tensor:
         sign = 1 if self.form == "corrected" else -1
-        pull = masked_logsumexp(-cosine, positive)
+        pull = masked_logsumexp(-near, positive)
         push = sign * masked_logsumexp(self.margin + sign * cosine, negative)
         valid = positive.any(1) & negative.any(1)
-        return torch.where(valid, F.relu(pull + push), 0.0).sum() / len(cosine)
+        return torch.where(valid, F.relu(pull + push), 0.0).sum()

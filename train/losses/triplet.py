@@ -144,10 +144,12 @@ class TripletTerm(nn.Module):
         if self.paired:
             return self._over_pairs(view, mining)
         table = view.anchors
-        similarity, mask = table.similarity(self.measure), table.positive
+        similarity = table.similarity(self.measure)
         if self.mining is None and self.pairs == "unordered":
-            mask = mask & table.later
-        positive, exists = mining.positives(similarity, mask, self.default_positive)
+            near, mask = similarity, table.positive & table.later
+        else:
+            near, mask = table.near(similarity)
+        positive, exists = mining.positives(near, mask, self.default_positive)
         if mining.negative == "all" and positive.shape[1] > 1:
             return self._over_all(view, positive, exists, similarity, table.negative)
         return self._over_mined(

@@ -19,6 +19,8 @@ distances are -2 times it), or the dot product of the raw embeddings."""
 
 T = TypeVar("T")
 
+_PARTS, _WORTHWHILE = 4, 64  # row blocks of a symmetric product on the CPU, and the least rows of one
+
 
 class lazy(Generic[T]):  # noqa: N801  (used as a decorator, like property)
     """Property computed on first use.
@@ -62,21 +64,44 @@ def as_if_unit(unit: Tensor, x: Tensor) -> Tensor:
 
 
 class _SelfProduct(torch.autograd.Function):
-    """Z Zᵀ, whose backward pass needs one matrix product where two general factors need two."""
+    """Z Zᵀ, whose backward pass needs one matrix product where two general factors need two.
+
+    On the CPU the product is computed above the diagonal and copied below it. The product of the backward
+    pass is computed in the given precision, that of the embeddings, where the table has a higher one.
+    """
 
     @staticmethod
-    def forward(z: Tensor) -> Tensor:
-        return z @ z.T
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (z,) = ctx.saved_tensors
-        product: Tensor = (grad + grad.T) @ z
+    def forward(z: Tensor, gradient: torch.dtype) -> Tensor:
+        count = len(z)
+        step = -(-count // _PARTS)
+        if z.device.type != "cpu" or torch.compiler.is_compiling() or step < _WORTHWHILE:
+            return z @ z.T
+        product = z.new_empty((count, count))
+        for start in range(0, count, step):
+            rows = slice(start, start + step)
+            torch.mm(z[rows], z[start:].T, out=product[rows, start:])
+            product[start + step :, rows] = product[rows, start + step :].T
         return product
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, torch.dtype], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.gradient = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (z,) = ctx.saved_tensors
+        grad = grad.to(ctx.gradient)
+        # A transposed copy is made in blocks; a sum with a transposed term is not.
+        both = grad.T.clone(memory_format=torch.contiguous_format).add_(grad)
+        return (both @ z.to(ctx.gradient)).to(z.dtype), None
+
+
+class Own(NamedTuple):
+    """Columns of the class of each row, ascending; the last one repeated in rows of smaller classes."""
+
+    column: Tensor  # [R, S]
+    positive: Tensor  # [R, S] bool
 
 
 class Table:
@@ -91,12 +116,54 @@ class Table:
     def __init__(self, cosine: Tensor, rows: Samples, cols: Samples) -> None:
         self.cosine = cosine
         self._rows, self._cols = rows, cols
-        same = rows.label[:, None] == cols.label[None, :]  # [R, C]
-        self.positive = same & (rows.place[:, None] != cols.place[None, :])
-        self.negative = ~same
-        if cols.usable is not None:
-            self.positive &= cols.usable
-            self.negative &= cols.usable
+
+    @lazy
+    def _same(self) -> Tensor:
+        return self._rows.label[:, None] == self._cols.label[None, :]
+
+    @lazy
+    def positive(self) -> Tensor:
+        positive = self._same & (self._rows.place[:, None] != self._cols.place[None, :])
+        return positive if self._cols.usable is None else positive & self._cols.usable
+
+    @lazy
+    def negative(self) -> Tensor:
+        negative = ~self._same
+        return negative if self._cols.usable is None else negative & self._cols.usable
+
+    @lazy
+    def _own(self) -> Own | None:
+        """The columns of each row's own class, if these are few.
+
+        On the CPU, where reading their number needs no synchronisation; None elsewhere and in compiled code.
+        """
+        label, order = self._cols.label.sort(stable=True)
+        if label.device.type != "cpu" or torch.compiler.is_compiling():
+            return None
+        start, end = (torch.searchsorted(label, self._rows.label, right=side) for side in (False, True))
+        width = int((end - start).max())
+        if width > len(label) // 4:
+            return None
+        place = start[:, None] + torch.arange(width)  # [R, S]
+        column = order[torch.minimum(place, end[:, None] - 1)]
+        positive = (place < end[:, None]) & (self._cols.place[column] != self._rows.place[:, None])
+        return Own(column, positive if self._cols.usable is None else positive & self._cols.usable[column])
+
+    def near(self, similarity: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the entries of a table [R, C] among which all positives are, and the mask of these.
+
+        On the CPU the columns of the row's own class, [R, S], if these are few; or all.
+        """
+        if self._own is None:
+            return similarity, self.positive
+        return similarity.gather(1, self._own.column), self._own.positive
+
+    def far(self, fill: float) -> Tensor:
+        """Return [R, C] the cosines of the negatives, without gradient, and `fill` elsewhere."""
+        cosine = self.cosine.detach()
+        if self._own is None or self._cols.usable is not None:
+            return torch.where(self.negative, cosine, fill)
+        return cosine.scatter(1, self._own.column, fill)
 
     def similarity(self, measure: Measure) -> Tensor:
         """Return [R, C] similarities, larger for closer samples; see `Measure`."""
@@ -134,9 +201,17 @@ class Table:
 
     def head(self, rows: int) -> Table:
         """Return the table of the first `rows` anchors."""
-        if rows == len(self._rows.place):
-            return self
-        return Table(self.cosine[:rows], self._rows.take(slice(rows)), self._cols)
+        return self if rows == len(self._rows.place) else self.rows(slice(rows))
+
+    def rows(self, which: slice, cosine: Tensor | None = None) -> Table:
+        """Return the table of some anchors, with other cosines if they are given."""
+        cosine = self.cosine[which] if cosine is None else cosine
+        part = Table(cosine, self._rows.take(which), self._cols)
+        for name in ("_same", "positive", "negative"):
+            if name in self.__dict__:  # made already
+                part.__dict__[name] = self.__dict__[name][which]
+        part.__dict__["_own"] = self._own and Own(*(x[which] for x in self._own))
+        return part
 
 
 class Members(NamedTuple):
@@ -179,6 +254,7 @@ class View:
         full_dim: Dimension of the embeddings that these are a prefix of; None if they are complete.
         targets: [B, T] vectors of a teacher, or None.
         batch_as_candidates: With False, only the references are positives and negatives; not with pairs.
+        gradient: Precision in which the gradient is needed; by default that of the computation.
 
     Raises:
         ValueError: The references are missing that would replace the batch, or alternate pairs need it.
@@ -198,12 +274,14 @@ class View:
         full_dim: int | None = None,
         targets: Tensor | None = None,
         batch_as_candidates: bool = True,
+        gradient: torch.dtype | None = None,
     ) -> None:
         if not batch_as_candidates and (references is None or paired):
             raise ValueError(
                 "references cannot replace the batch: there are none, or this loss forms pairs in it"
             )
         self.embeddings, self.labels, self.targets = embeddings, labels, targets
+        self._gradient = gradient or embeddings.dtype
         self.batch, self.dim = embeddings.shape
         self.full_dim = full_dim or self.dim
         self.report: dict[str, Tensor] = {}
@@ -242,7 +320,7 @@ class View:
         """Every sample of the batch against all candidates, [B, C]."""
         if self.references is not None:
             return Table(self.unit @ self._points.T, self._batch, self._samples)
-        cosine = _SelfProduct.apply(self._points) if self._cosine is None else self._cosine
+        cosine = _SelfProduct.apply(self._points, self._gradient) if self._cosine is None else self._cosine
         return Table(cosine, self._samples, self._samples)
 
     @lazy
@@ -250,7 +328,7 @@ class View:
         """Every sample of the batch against every other of the batch, [B, B]."""
         if self.references is None:
             return self.anchors
-        return Table(_SelfProduct.apply(self.unit), self._batch, self._batch)
+        return Table(_SelfProduct.apply(self.unit, self._gradient), self._batch, self._batch)
 
     @lazy
     def members(self) -> Table:
