@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from train.losses.checks import check_classes
-from train.losses.ops import masked_logsumexp, ratio
+from train.losses.ops import masked_logsumexp, ratio, row_blocks
 from train.losses.pairwise import log_one_plus_sum_exp
 from train.losses.registry import Inert, register, require
 from train.losses.view import View, normalize
@@ -118,6 +118,41 @@ class ProxyAnchor(ProxyTerm):
         return ratio(pull.sum(), own.any(1).sum()) + push.mean()
 
 
+def _relaxed(cosines: Tensor, classes: int, gamma: float) -> tuple[Tensor, Tensor]:
+    """Return [R, classes] the relaxed similarities and [R, classes * centers] their derivatives."""
+    cosines = cosines.unflatten(1, (classes, -1))
+    share = (cosines / gamma).softmax(2)
+    value = (share * cosines).sum(2, keepdim=True)
+    slope = (cosines - value).div_(gamma).add_(1) * share
+    return value[:, :, 0], slope.flatten(1)
+
+
+class _Relaxed(torch.autograd.Function):
+    """Σ_k softmax_k(s_ck / gamma) s_ck of cosines [B, classes * centers], [B, classes], in blocks of rows.
+
+    The derivative by s_ck is its softmax times 1 + (s_ck - the sum) / gamma.
+    """
+
+    @staticmethod
+    def forward(cosines: Tensor, classes: int, gamma: float) -> tuple[Tensor, Tensor]:
+        found = [_relaxed(cosines[rows], classes, gamma) for rows in row_blocks(cosines)]
+        values, slopes = zip(*found, strict=True)
+        return torch.cat(values), torch.cat(slopes)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int, float], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(inputs[0], output[1])
+        ctx.gamma = inputs[2]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
+        cosines, slope = ctx.saved_tensors
+        if torch.is_grad_enabled():  # for a second derivative
+            _, slope = _relaxed(cosines, grad.shape[1], ctx.gamma)
+        return (grad[:, :, None] * slope.unflatten(1, (grad.shape[1], -1))).flatten(1), None, None
+
+
 @register(
     "loss",
     "soft-triple",
@@ -158,8 +193,7 @@ class SoftTriple(ProxyTerm):
         self.scale, self.gamma, self.margin = scale, gamma, margin
 
     def forward(self, view: View) -> Tensor:
-        cosines = self.cosines(view).unflatten(1, (self.num_classes, -1))  # [B, classes, centers]
-        relaxed = ((cosines / self.gamma).softmax(2) * cosines).sum(2)  # [B, classes]
+        relaxed, _ = _Relaxed.apply(self.cosines(view), self.num_classes, self.gamma)  # [B, classes]
         return F.cross_entropy(self.scale * (relaxed - self.margin * self.one_hot(view)), view.labels.long())
 
 
