@@ -56,17 +56,19 @@ _MODULES = {_PML: "pytorch_metric_learning", "POT": "ot", "torchvision": "torchv
 
 
 def losses(*_: Any) -> Iterator[Pair | Absent]:
-    """Losses at 512 x 512: against the matrix products that every loss needs, and against other libraries."""
+    """Losses of 512 and 2,048 embeddings of 512: against the matrix products that all need, and libraries."""
     from benchmarks import losses as module
 
-    x, y = module.batch(512, 512, "cpu")
     contenders = {one.label: one for one in module.CONTENDERS}
-    for label in _LOSSES:
-        spec, peer = contenders[label].spec, contenders[label].peer
-        ours, goal = module.training_step(module.build(spec, 128, 512), x, y), module.goal(spec, 512, 512)
-        yield Pair(label, "X Xᵀ and its gradient", ours, module.limit_step(x), goal)
-        if peer is not None:
-            yield _beside(_PML, label, ours, partial(_pml_step, peer, x, y), 1)
+    for size in (512, 2048):
+        x, y = module.batch(size, 512, "cpu")
+        for label in _LOSSES:
+            spec, peer = contenders[label].spec, contenders[label].peer
+            ours = module.training_step(module.build(spec, size // 4, 512), x, y)
+            what, goal = label if size == 512 else f"{label}, 2,048", module.goal(spec, size, 512)
+            yield Pair(what, "X Xᵀ and its gradient", ours, module.limit_step(x), goal)
+            if peer is not None and size == 512:
+                yield _beside(_PML, label, ours, partial(_pml_step, peer, x, y), 1)
     transport = module.Transport()
     yield _beside("POT", "transport, 50 classes of 4", transport.ours, lambda: transport.peer, 1 / 15)
 
@@ -86,6 +88,7 @@ _LOSSES += (
     "fast-ap",
     "raw semi-hard",
     "hphn-triplet",
+    "soft-triple",
     "triplet optimal",
     "triplet symmetric",
     "wasserstein",
