@@ -17,7 +17,7 @@ from retrieval.errors import InputError, StoreError
 from retrieval.files import check_free
 from retrieval.galleries import database_folder as folders
 from retrieval.galleries.inapplicable import inapplicable
-from retrieval.galleries.items import Hit, Item, item_values
+from retrieval.galleries.items import Item, Ranked, item_values, ranked
 from retrieval.galleries.searchable import Contents, Neighbours, SearchableGallery
 from retrieval.galleries.writer import DatabaseWriter
 from retrieval.images.load import DECODE_POLICY
@@ -331,7 +331,7 @@ class DatabaseView(SearchableGallery):
 
     def _nearest(
         self, queries: np.ndarray, options: SearchOptions, own: Sequence[tuple[int, ...]] | None
-    ) -> list[list[Hit]]:
+    ) -> list[Ranked]:
         queries = np.ascontiguousarray(queries, np.float32)
         if queries.ndim != 2 or queries.shape[1] != self.manifest.dim:
             what = f"queries of shape {queries.shape}, but the vectors have {self.manifest.dim} dimensions"
@@ -343,14 +343,7 @@ class DatabaseView(SearchableGallery):
         found = self._searcher.find(queries, options, condition, group_by, excluded)
         ids = np.unique(np.concatenate([[], *(one.ids for one in found)])).astype(int).tolist()
         items = {item.id: item_values(item, self.paths.shown(item)) for item in self.stored_items(ids)}
-        return [
-            [
-                Hit(*items[number], score)
-                for number, score in zip(one.ids.tolist(), one.scores.tolist(), strict=True)
-                if number in items
-            ]
-            for one in found
-        ]
+        return ranked([(one.ids, one.scores) for one in found], lambda: items)
 
     def neighbours(self, labelled: np.ndarray | None = None, *, exact: bool = False) -> Neighbours:
         """Return a function that finds the nearest items of many queries; see `SearchableGallery`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from retrieval.errors import LookalikeError
 from retrieval.files import now
-from retrieval.galleries.items import Hit, Item, ItemValues, item_values
+from retrieval.galleries.items import Item, ItemValues, Ranked, item_values, ranked
 from retrieval.galleries.searchable import Contents, Neighbours, SearchableGallery
 from retrieval.galleries.writer import FileWriter
 from retrieval.images.load import DECODE_POLICY
@@ -25,6 +26,7 @@ from retrieval.search.selection import Selection
 from retrieval.search.snapshot import Snapshot
 from retrieval.search.where import parse_condition
 from retrieval.storage.facets import Facets, count_facets
+from retrieval.storage.facts import StoredFacts
 from retrieval.storage.identity import probe_pixels
 from retrieval.storage.inventory import inventory
 from retrieval.storage.listing import Order, Place, list_items
@@ -279,17 +281,19 @@ class FilesView(SearchableGallery):
 
     def _nearest(
         self, queries: np.ndarray, options: SearchOptions, own: Sequence[tuple[int, ...]] | None
-    ) -> list[list[Hit]]:
+    ) -> list[Ranked]:
         answers = self._searcher.find(queries, options, own)
-        items = self._items_of(np.concatenate([NOTHING.rows, *(answer.rows for answer in answers)]))
-        return [
-            [
-                Hit(*items[row], score)
-                for row, score in zip(answer.rows.tolist(), answer.scores.tolist(), strict=True)
-                if row in items
-            ]
-            for answer in answers
-        ]
+        found = [(answer.rows, answer.scores) for answer in answers]
+        state, paths, changed = self._snapshot, self.paths, self.changed()
+
+        @cache
+        def items() -> dict[int, ItemValues]:
+            rows = np.concatenate([NOTHING.rows, *(rows for rows, _ in found)]).tolist()
+            return self._items_of([*dict.fromkeys(rows)], state, paths, changed=changed)
+
+        if changed or not state.known.complete:
+            items()  # before the database forgets them
+        return ranked(found, items)
 
     def neighbours(self, labelled: np.ndarray | None = None, *, exact: bool = False) -> Neighbours:
         """Return a function that finds the nearest items of many queries; see `SearchableGallery`."""
@@ -311,14 +315,34 @@ class FilesView(SearchableGallery):
 
         return find
 
-    def _items_of(self, rows: np.ndarray) -> dict[int, ItemValues]:
-        """Return the values of `Item` by row, without rows whose item was replaced or compacted since."""
-        numbers, ids, _ = self._snapshot.facts(rows).tolist()
-        found = self.store.items([*dict.fromkeys(ids)])
-        shown = self.paths.shown
-        values = {item.vector: item_values(item, shown(item)) for item in found}
-        both = zip(rows.tolist(), numbers, strict=True)
-        return {row: values[number] for row, number in both if number in values}
+    def _items_of(
+        self, rows: Sequence[int], state: Snapshot, paths: ItemPaths, *, changed: bool
+    ) -> dict[int, ItemValues]:
+        """Return the values of `Item` by row of a state.
+
+        Args:
+            rows: Rows.
+            state: State.
+            paths: Paths of the files.
+            changed: Something was committed since then: all is read from the database, which has the newest
+                facts, and lacks items that were replaced or compacted.
+        """
+        found, others, locate = dict[int, ItemValues](), list[int](), paths.locate
+        known = [None] * len(rows) if changed else state.known.rows(rows)
+        for row, facts in zip(rows, known, strict=True):
+            if facts is None:
+                others.append(row)
+            else:
+                item, key, root, path, _, _, _, width, height, label, metadata = facts
+                found[row] = item, locate(root, path), label, metadata, key, width, height
+        if others:
+            numbers, ids, _ = state.facts(np.array(others)).tolist()
+            items = {item.vector: item for item in self.store.items([*dict.fromkeys(ids)])}
+            for row, number in zip(others, numbers, strict=True):
+                if number in items:
+                    one = items[number]
+                    found[row] = item_values(one, locate(one.root, one.path))
+        return found
 
     def ids_of(self, names: Iterable[int | str]) -> list[int]:
         """Return the ids of items given by id or by key; see `SearchableGallery.ids_of`."""
@@ -332,7 +356,9 @@ class FilesView(SearchableGallery):
     def items(self, ids: Sequence[int]) -> dict[int, Item]:
         """Return items by id; ids that are unknown or removed in this state are left out."""
         rows = self._snapshot.rows_of(np.array(ids, np.int64))
-        return {values[0]: Item(*values) for values in self._items_of(rows[rows >= 0]).values()}
+        state, some = self._snapshot, rows[rows >= 0].tolist()
+        found = self._items_of(some, state, self.paths, changed=self.changed())
+        return {values[0]: Item(*values) for values in found.values()}
 
     def present(self, ids: Sequence[int]) -> np.ndarray:
         """Return for each id whether searches find the item in this state: bool [n]."""
@@ -431,12 +457,14 @@ class FilesView(SearchableGallery):
 
     def _open_state(self, state: GalleryState) -> State:
         opened = self.store.open_segments(state.segments)
-        parts, rows = [vectors for vectors, _ in opened], [rows for _, rows in opened]
+        parts, rows = [one.vectors for one in opened], [one.rows for one in opened]
         index, last = None, 0
         if state.index is not None:
             index, last = self._open_index(state.index), state.index.last
         dim, where = self.store.manifest.dim, str(self.folder)
-        return State(state, Snapshot(parts, rows, state.dead, index, last, dim=dim, where=where))
+        facts = StoredFacts([one.facts for one in opened], [*map(len, parts)], state.amended)
+        snapshot = Snapshot(parts, rows, state.dead, index, last, facts=facts, dim=dim, where=where)
+        return State(state, snapshot)
 
     def _open_index(self, record: ActiveIndex) -> Index:
         """Return the index of a record; the same one as before stays open."""

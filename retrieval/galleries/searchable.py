@@ -13,7 +13,7 @@ import numpy as np
 from retrieval import arrow
 from retrieval.display import Displayed
 from retrieval.errors import InputError, LookalikeError
-from retrieval.galleries.items import ITEM_KINDS, Hit, Hits, Item, table_stream
+from retrieval.galleries.items import ITEM_KINDS, Hit, Hits, Item, Ranked, table_stream
 from retrieval.galleries.writer import Writer
 from retrieval.images.load import ImageSource
 from retrieval.machine.faiss_backend import CpuBackend, backend_for
@@ -322,11 +322,12 @@ class SearchableGallery(Displayed, ABC):
             InputError: An option is invalid, or the queries have another shape.
         """
         kinds = self.contents.kinds
-        return [Hits(hits, kinds) for hits in self._find(queries, options, own)]
+        found = self._find(queries, options, own)
+        return [Hits(hits if isinstance(hits, list) else hits.read, kinds) for hits in found]
 
     def _find(
         self, queries: np.ndarray, options: SearchOptions, own: Sequence[tuple[int, ...]] | None
-    ) -> list[list[Hit]]:
+    ) -> Sequence[Ranked | list[Hit]]:
         if options.order is not None:
             return self._in_order(queries, options, Order.parse(options.order), own)
         calibration = self.calibration if options.has_probabilities else None
@@ -344,7 +345,7 @@ class SearchableGallery(Displayed, ABC):
             near = self._nearest(queries, SearchOptions(asked, exclude=options.exclude), own)
         # Where the picture of a query is there more often, the nearest others are further down.
         near, short = [*near], list(range(len(near)))
-        while short := [n for n in short if len(near[n]) == asked and near[n][-DEPTH].score >= SAME]:
+        while short := [n for n in short if len(near[n].scores) == asked and near[n].scores[-DEPTH] >= SAME]:
             asked *= 4
             wider = SearchOptions(asked, exclude=options.exclude)
             deeper = self._nearest(queries[short], wider, own and [own[n] for n in short])
@@ -366,13 +367,13 @@ class SearchableGallery(Displayed, ABC):
             error.args, error.pointer = (f"order: {error}",), "#/order"
             raise
         most = replace(options, k=max(options.k, MOST_CANDIDATES), order=None)
-        found = self._find(queries, most, own)
+        found = (hits if isinstance(hits, list) else hits.read() for hits in self._find(queries, most, own))
         return [_ordered(hits, column, order.descending)[: options.k] for hits in found]
 
     @abstractmethod
     def _nearest(
         self, queries: np.ndarray, options: SearchOptions, own: Sequence[tuple[int, ...]] | None
-    ) -> list[list[Hit]]:
+    ) -> list[Ranked]:
         """Return the hits of each query without probabilities; see `find`."""
 
     @abstractmethod
@@ -506,7 +507,7 @@ def _ordered(hits: Sequence[Hit], column: str, descending: bool) -> list[Hit]:
 
 
 def _with_probabilities(
-    found: list[list[Hit]], near: list[list[Hit]], calibration: Calibration, options: SearchOptions
+    found: list[Ranked], near: list[Ranked], calibration: Calibration, options: SearchOptions
 ) -> list[list[Hit]]:
     """Return the hits with their probabilities, up to `k` that reach the lowest probability.
 
@@ -517,13 +518,13 @@ def _with_probabilities(
         calibration: Calibration.
         options: Search options.
     """
-    kept = [hits[: options.k] for hits in found]
+    kept = [hits.read()[: options.k] for hits in found]
     if not any(kept):
         return kept
     scores = np.array([hit.score for hits in kept for hit in hits])
-    queries = [summary([hit.score for hit in some]) for some in near]
+    queries = [summary(some.scores) for some in near]
     nearest = np.repeat(np.array(queries), [*map(len, kept)], axis=0)
     probabilities = iter(calibration.probabilities(scores, nearest).tolist())
     lowest = options.min_probability or 0.0
-    judged = [[replace(hit, probability=next(probabilities)) for hit in hits] for hits in kept]
+    judged = [[hit.judged(next(probabilities)) for hit in hits] for hits in kept]
     return [[hit for hit in hits if (hit.probability or 0.0) >= lowest] for hits in judged]

@@ -18,6 +18,7 @@ feature. A changed copy of the query shows by a highest cosine far above the sec
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -108,6 +109,7 @@ class CalibrationFile:
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / NAME
+        self._name = str(self._file)
         self._read: tuple[tuple[int, int, int], Calibration] | None = None
 
     def read(self) -> Calibration | None:
@@ -117,7 +119,7 @@ class CalibrationFile:
             LookalikeError: The file is damaged.
         """
         try:
-            facts = self._file.stat()
+            facts = os.stat(self._name)
         except FileNotFoundError:
             return None
         version, known = (facts.st_mtime_ns, facts.st_ino, facts.st_size), self._read

@@ -268,6 +268,7 @@ class Index:
         self.folder, self._sha256, self._card_sha256 = folder, sha256, card_sha256
         self._repair = f"rebuild it with `lookalike index verify {folder.parents[1]} --repair`"
         self._found_damaged = threading.Event()
+        self._parameters: dict[tuple[int, float], tuple[int, Any]] = {}
         self.checking: threading.Thread | None = None
         self._file, self._card_file = (self._open_file(name) for name in ("index.faiss", "card.json"))
 
@@ -303,8 +304,13 @@ class Index:
 
     def propose(self, queries: np.ndarray, k: int, selector: Any = None, widen: float = 1.0) -> np.ndarray:
         """Return numbers of vectors that may be among the k nearest allowed ones; see `kinds.candidates`."""
-        effort, oversample = self.card["effort"], self.card["oversample"]
-        return kinds.candidates(self.faiss, queries, k, effort, oversample, selector, widen)
+        kept = self._parameters.get((k, widen)) if selector is None else None
+        if kept is None:
+            effort, oversample = self.card["effort"], self.card["oversample"]
+            kept = kinds.parameters(self.faiss, k, effort, oversample, selector, widen)
+            if selector is None:
+                self._parameters = {(k, widen): kept}  # those of the next search, as a rule
+        return kinds.search(self.faiss, queries, *kept)
 
     def copied(self) -> Any:
         """Return a copy of the FAISS index in memory, for additions, which crash on a memory-mapped index."""

@@ -241,21 +241,41 @@ def candidates(
         selector: FAISS selector of the allowed vector numbers; `None` for all.
         widen: Factor on the effort, for searches with a filter.
     """
-    queries = leading(queries, index.d)
+    return search(index, queries, *parameters(index, k, effort, oversample, selector, widen))
+
+
+def parameters(
+    index: faiss.Index, k: int, effort: int, oversample: int, selector: Any = None, widen: float = 1.0
+) -> tuple[int, Any]:
+    """Return the number of candidates of a query, and FAISS's parameters; the arguments: see `candidates`."""
     count = min(max(k, AIM) * oversample, index.ntotal)
     more = max(1.0, k / AIM)
     if isinstance(index, faiss.IndexIVF):
         visited = min(math.ceil(effort * widen * math.sqrt(more)), index.nlist)
         coarse = _coarse_parameters(index, visited)
-        parameters = faiss.SearchParametersIVF(nprobe=visited, sel=selector, quantizer_params=coarse)
-    elif isinstance(faiss.downcast_index(index.index), faiss.IndexHNSW):
+        return count, faiss.SearchParametersIVF(nprobe=visited, sel=selector, quantizer_params=coarse)
+    if isinstance(faiss.downcast_index(index.index), faiss.IndexHNSW):
         reach = max(math.ceil(effort * widen * more), count)
-        parameters = faiss.SearchParametersHNSW(efSearch=reach, sel=selector)
-    else:
-        parameters = faiss.SearchParameters(sel=selector)
-    # `faiss.contrib.torch_utils`, which other libraries import, replaces `search` by one without `params`.
-    search_arrays = getattr(index, "search_numpy", index.search)
-    numbers: np.ndarray = search_arrays(queries, count, params=parameters)[1]
+        return count, faiss.SearchParametersHNSW(efSearch=reach, sel=selector)
+    return count, faiss.SearchParameters(sel=selector)
+
+
+def search(index: faiss.Index, queries: np.ndarray, count: int, given: Any) -> np.ndarray:
+    """Return the numbers that an index finds, int64 [N, count]; -1 for none.
+
+    It calls FAISS itself: the Python function around it takes as long as a few cells, and
+    `faiss.contrib.torch_utils`, which other libraries import, replaces that by one without parameters.
+
+    Args:
+        index: FAISS index.
+        queries: float32 [N, D]; of an index of leading dimensions, these are used.
+        count: Number of candidates.
+        given: FAISS's parameters.
+    """
+    queries = np.ascontiguousarray(leading(queries, index.d), np.float32)
+    scores, numbers = np.empty((len(queries), count), np.float32), np.empty((len(queries), count), np.int64)
+    found = map(faiss.swig_ptr, (scores, numbers))
+    index.search_c(len(queries), faiss.swig_ptr(queries), count, *found, given)
     return numbers
 
 

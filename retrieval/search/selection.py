@@ -15,7 +15,7 @@ import numpy as np
 
 from retrieval.machine import lazy_faiss as faiss
 
-COPIED = 1 << 25  # bytes of selected vectors that are kept as a copy
+COPIED = 1 << 26  # bytes of selected vectors that are kept as a copy
 DENSE = 0.2  # share of selected rows from which a search without a selector is faster
 _BLOCK = 1 << 20  # rows whose numbers are in memory at once
 _RECORDED = 8  # searches whose success is recorded

@@ -12,6 +12,7 @@ from retrieval.errors import InputError, LookalikeError
 from retrieval.search.index import Index
 from retrieval.search.selection import Selection
 from retrieval.search.vectors import Vectors, top_k
+from retrieval.storage.facts import StoredFacts
 from retrieval.storage.segments import CHECKSUM, ITEM, NUMBER, checksums
 
 _FEW = 10_000  # allowed rows up to which the search is always exact rather than by the index
@@ -78,7 +79,7 @@ def _at(sorted_ids: np.ndarray, ids: np.ndarray, start: int) -> np.ndarray:
 class Snapshot:
     """Rows of vectors with their items; rows are numbered over all parts, oldest first.
 
-    Every vector that a search returns is checked against its checksum.
+    Every vector that a search returns was checked against its checksum, when it was first found.
 
     Args:
         parts: Vectors [n_i, D] as stored, unit length, memory-mapped.
@@ -87,6 +88,7 @@ class Snapshot:
         dead: Numbers of the vectors of removed and replaced items, int64 [m].
         index: Index over vectors; `None` for exact search.
         last: Highest number of a vector in the index.
+        facts: Facts about the items of the rows; `None` if only the database has them.
         dim: Dimension D.
         where: Name of the gallery in error messages.
     """
@@ -99,6 +101,7 @@ class Snapshot:
         index: Index | None = None,
         last: int = 0,
         *,
+        facts: StoredFacts | None = None,
         dim: int,
         where: str = "the gallery",
     ) -> None:
@@ -106,6 +109,7 @@ class Snapshot:
         self._rows = rows
         self._columns = [part.T for part in rows]
         self.index, self.last = index, last
+        self.known = facts or StoredFacts([None] * len(parts), [*map(len, parts)])
         self.where = where
         gone = self.stored.rows_of(np.empty(0, np.int64) if dead is None else dead)
         self._gone = gone[gone >= 0]
@@ -219,9 +223,27 @@ class Snapshot:
                 scores[short], rows[short] = self._propose(queries[short], k, selected, widen, select=True)
                 if len(short := short[rows[short, last] < 0]):
                     scores[short], rows[short] = self.stored.nearest(queries[short], k, selected)
-        found = rows[rows >= 0]
-        self.vectors(found if len(rows) == 1 else np.unique(found))
+        self._check(rows)
         return scores, rows
+
+    def _check(self, rows: np.ndarray) -> None:
+        """Check the vectors of rows, -1 for none, that were not checked before.
+
+        Raises:
+            LookalikeError: A vector is damaged.
+        """
+        new = rows[~self._intact[rows]]  # the last element is for -1
+        if len(new):
+            new = np.unique(new)
+            self.vectors(new)
+            self._intact[new] = True
+
+    @cached_property
+    def _intact(self) -> np.ndarray:
+        """bool [rows + 1], True for rows whose vectors were checked, and for none."""
+        intact = np.zeros(len(self) + 1, bool)
+        intact[-1] = True
+        return intact
 
     @cached_property
     def _exact_up_to(self) -> int:
@@ -262,6 +284,7 @@ class Snapshot:
         if k < 1:
             raise InputError(f"k must be at least 1, got {k}")
         queries = np.ascontiguousarray(queries, np.float32)
-        if queries.ndim != 2 or queries.shape[1] != self.stored.dim or not np.isfinite(queries).all():
+        finite = np.isfinite(np.vdot(queries, queries)) or np.isfinite(queries).all()
+        if queries.ndim != 2 or queries.shape[1] != self.stored.dim or not finite:
             raise InputError(f"queries must be finite [N, {self.stored.dim}], got {list(queries.shape)}")
         return queries

@@ -46,6 +46,7 @@ class Vectors:
         self.parts = [np.asarray(part) for part in parts]  # a plain view: np.memmap is slow to index
         self.dim = dim
         self._starts = np.cumsum([0, *map(len, self.parts)])
+        self._count = int(self._starts[-1])
         self._numbers = numbers or ()
         self._first, self._last = self._starts[:-1], self._starts[1:] - 1
         if numbers:
@@ -56,7 +57,7 @@ class Vectors:
         self._consecutive = not len(self) or self._last[-1] - self._lowest + 1 == len(self)
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return self._count
 
     def numbers_of(self, rows: np.ndarray) -> np.ndarray:
         """Return the vector numbers of rows, int64 [n]."""
@@ -70,7 +71,8 @@ class Vectors:
         numbers = np.asarray(numbers, np.int64)
         if self._consecutive:
             rows = numbers - self._lowest
-            return np.where((rows >= 0) & (rows < len(self)), rows, -1)
+            rows[rows.view(np.uint64) >= len(self)] = -1  # negative ones are larger than all
+            return rows
         part_of = np.maximum(np.searchsorted(self._first, numbers, side="right") - 1, 0)
         within = numbers - self._first[part_of]
         there = (within >= 0) & (numbers <= self._last[part_of])

@@ -75,6 +75,16 @@ def read_columns(db: sqlite3.Connection, ids: Sequence[int]) -> tuple[list[int],
     Raises:
         LookalikeError: The facts of an item are damaged.
     """
+    known, facts, metadata, damaged = _read_columns(db, ids)
+    if damaged:
+        raise _damaged(damaged[0])
+    return known, facts, metadata
+
+
+def _read_columns(
+    db: sqlite3.Connection, ids: Sequence[int]
+) -> tuple[list[int], Facts, bulk.Columns, list[int]]:
+    """Return the same columns, and the ids of the items whose facts are damaged."""
     found = db.execute(_SELECT, (json.dumps(list(ids)),))
     columns: list[list[Any]] = [[] for _ in found.description]
     while part := found.fetchmany(_PART):
@@ -82,12 +92,12 @@ def read_columns(db: sqlite3.Connection, ids: Sequence[int]) -> tuple[list[int],
             column += values
     (known, *facts), crcs = columns[:_VECTOR], columns[_VECTOR + 1]
     metadata = dict(zip(_metadata_names(found), columns[_METADATA:], strict=True))
+    damaged: list[int] = []
     if known:
         computed = bulk.item_crcs(known, facts, bulk.metadata_texts(metadata, len(known)))
         if computed != crcs:
-            damaged = next(item for item, a, b in zip(known, computed, crcs, strict=True) if a != b)
-            raise _damaged(damaged)
-    return known, Facts(*facts), metadata
+            damaged = [item for item, a, b in zip(known, computed, crcs, strict=True) if a != b]
+    return known, Facts(*facts), metadata, damaged
 
 
 def _metadata_names(found: sqlite3.Cursor) -> list[str]:
@@ -100,16 +110,26 @@ def _damaged(item: int) -> LookalikeError:
     return LookalikeError(f"{what}; remove it with `lookalike index verify GALLERY --repair`")
 
 
-def read_facts(db: sqlite3.Connection, ids: np.ndarray) -> dict[str, list[Any]]:
-    """Return the facts about items, int64 [n], as columns of n values for the file of a segment."""
-    query = f"SELECT {', '.join(schema.FACTS)} FROM items WHERE id IN {schema.LISTED}"
-    rows: list[tuple[Any, ...]] = []
+def read_facts(db: sqlite3.Connection, ids: np.ndarray) -> tuple[Facts, bulk.Columns]:
+    """Return facts and metadata of items, int64 [n], as columns of n values for the file of a segment.
+
+    Of an item that is unknown or damaged, they are `NO_FACTS`.
+    """
+    facts: list[list[Any]] = [[] for _ in NO_FACTS]
+    metadata: dict[str, list[Value]] = {name: [] for name in metadata_columns(db)}
     for start in range(0, len(ids), _AT_ONCE):
         some = ids[start : start + _AT_ONCE].tolist()
-        found = {row[0]: row[1:] for row in db.execute(query, (json.dumps(some),))}
-        rows += [found.get(item, NO_FACTS) for item in some]
-    columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in NO_FACTS]
-    return vars(Facts(*columns))
+        known, found, described, damaged = _read_columns(db, [*dict.fromkeys(some)])
+        places = {item: place for place, item in enumerate(known)}
+        for item in damaged:
+            del places[item]
+        at = [places.get(item, -1) for item in some]
+        for column, values, nothing in zip(facts, found.columns, NO_FACTS, strict=True):
+            column += [nothing if place < 0 else values[place] for place in at]
+        for name, column in metadata.items():
+            values = described[name]
+            column += [None if place < 0 else values[place] for place in at]
+    return Facts(*facts), metadata
 
 
 def removed_uploads(db: sqlite3.Connection, ids: Collection[int]) -> list[str]:
@@ -209,21 +229,20 @@ class ItemWriter:
                 (live if is_live else removed)[key] = number
         return removed, live
 
-    def put(self, facts: Facts, who: Identities, numbers: np.ndarray, metadata: MetadataColumns) -> None:
-        """Insert items, or put them in place of the items with their ids, whose other metadata they inherit.
+    def put(self, facts: Facts, who: Identities, numbers: np.ndarray, columns: bulk.Columns) -> None:
+        """Insert items, or put them in place of the items with their ids.
 
         Args:
             facts: Facts about the items.
             who: Ids of the items.
             numbers: Numbers of their vectors, int64 [n].
-            metadata: Values by column, with `MISSING` for an item that keeps the value it has.
+            columns: All their metadata; see `inherited`.
         """
         if who.known:
             self._db.execute(
                 f"{_DEAD} AND {schema.LIVE} AND id IN {schema.LISTED}", (json.dumps([*who.known]),)
             )
-        ids, known = who.ids.tolist(), self._rows_of_metadata(who.known)
-        columns = self._merged(ids, known, metadata)
+        ids, known = who.ids.tolist(), who.known
         texts = bulk.metadata_texts(columns, len(ids))
         rows = {"id": ids, **vars(facts), "vector": numbers.tolist()}
         rows["crc"] = bulk.item_crcs(ids, facts.columns, texts)
@@ -236,10 +255,17 @@ class ItemWriter:
             files = ((root, path) for root, path in zip(facts.root, facts.path, strict=True) if path)
             self._db.executemany("DELETE FROM bad WHERE root = ? AND path = ?", files)
 
-    def _merged(
-        self, ids: Sequence[int], known: Mapping[int, Mapping[str, Value]], metadata: MetadataColumns
-    ) -> dict[str, Sequence[Value]]:
-        """Return all metadata of items by column: the given values, else those in the `known` rows."""
+    def inherited(self, who: Identities, metadata: MetadataColumns) -> bulk.Columns:
+        """Return all metadata of items: the given values, else those of the items that they replace.
+
+        Args:
+            who: Ids of the items.
+            metadata: Values by column, with `MISSING` for an item that keeps the value it has.
+
+        Raises:
+            InputError: A value that cannot be stored.
+        """
+        ids, known = who.ids.tolist(), self._rows_of_metadata(who.known)
         columns: dict[str, Sequence[Value]] = {}
         for name, values in metadata.items():
             kept = (known.get(number, {}).get(self._names[name]) for number in ids)
@@ -253,6 +279,15 @@ class ItemWriter:
             if name not in columns:
                 columns[name] = [known.get(number, {}).get(name) for number in ids]
         return columns
+
+    def describe(self, number: int, metadata: Mapping[str, Value]) -> None:
+        """Write the metadata of an item that has none.
+
+        Raises:
+            InputError: A column or a value that cannot be stored.
+        """
+        self.add_columns(metadata)
+        self._write_metadata(number, self._checked(metadata))
 
     # ---- other changes
 
@@ -297,7 +332,8 @@ class ItemWriter:
             f"UPDATE items SET {assignments}, crc = ? WHERE id = ?",
             (*(facts[name] for name in schema.FACTS), crc, change.id),
         )
-        self._write_metadata({change.id: given} if given else {})
+        if given:
+            self._write_metadata(change.id, given)
         self._db.execute(f"{_LOG} VALUES (?, NULL)", (change.id,))
 
     # ---- parts
@@ -329,8 +365,8 @@ class ItemWriter:
         row = self._db.execute("SELECT * FROM metadata WHERE id = ?", (number,)).fetchone()
         return dict(zip(self._known, row[1:], strict=True)) if row else {}
 
-    def _write_metadata(self, values: Mapping[int, Mapping[str, Value]]) -> None:
-        """Write all metadata of items, by id."""
+    def _write_metadata(self, number: int, given: Mapping[str, Value]) -> None:
+        """Write all metadata of an item."""
         marks = ", ".join("?" * (1 + len(self._known)))
-        rows = ((number, *(given.get(name) for name in self._known)) for number, given in values.items())
-        self._db.executemany(f"INSERT OR REPLACE INTO metadata VALUES ({marks})", rows)
+        row = (number, *(given.get(name) for name in self._known))
+        self._db.execute(f"INSERT OR REPLACE INTO metadata VALUES ({marks})", row)

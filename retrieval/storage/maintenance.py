@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from retrieval.errors import InputError, LookalikeError
 from retrieval.files import now
 from retrieval.storage import database, schema
+from retrieval.storage.bulk import Columns
 from retrieval.storage.items import ItemWriter, metadata_columns, read_facts
-from retrieval.storage.records import Segment
+from retrieval.storage.records import Facts, Segment
 from retrieval.storage.store import Store, insert_segment
 
 _AT_ONCE = 10_000  # items read at once
@@ -84,8 +84,8 @@ def _replace(db: sqlite3.Connection, replacement: Replacement) -> None:
         insert_segment(db, new, old[0].seg)
 
 
-def facts_of(store: Store, ids: np.ndarray) -> dict[str, list[Any]]:
-    """Return the facts about items, int64 [n], as columns of n values for the file of a segment."""
+def facts_of(store: Store, ids: np.ndarray) -> tuple[Facts, Columns]:
+    """Return facts and metadata of items, int64 [n], as columns of n values for the file of a segment."""
     with store.reading() as db:
         return read_facts(db, ids)
 

@@ -115,9 +115,9 @@ def rewrite(
         return None
     read = (block for segment, some in zip(group, kept, strict=True) for block in _read(store, segment, some))
     blocks = (vectors if convert is None else convert(vectors, numbers) for vectors, numbers in read)
-    facts = maintenance.facts_of(store, rows[ITEM])
+    known = maintenance.facts_of(store, rows[ITEM])
     manifest = store.manifest
-    return segments.write(store.folder / "segments", blocks, rows, facts, dim or manifest.dim, manifest.dtype)
+    return segments.write(store.folder / "segments", blocks, rows, known, dim or manifest.dim, manifest.dtype)
 
 
 def _read(store: Store, segment: Segment, some: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -37,7 +37,11 @@ class ItemPaths:
 
     def shown(self, item: StoredItem) -> str:
         """Return the path of an item's file as users see it: a remote file's URL."""
-        return shown(self.of(item))
+        return self.locate(item.root, item.path)
+
+    def locate(self, root: str, path: str) -> str:
+        """Return the path of an item's file as users see it, by the item's root and path."""
+        return shown(self.join(root, path))
 
     def join(self, root: str, path: str) -> str:
         """Return the path of an item's file by the item's root and path; empty if it has none."""
@@ -45,8 +49,8 @@ class ItemPaths:
             return ""
         base = self._bases.get(root)
         if base is None:
-            base = self._bases[root] = str(self._base(root))
-        return os.path.join(base, path)
+            base = self._bases[root] = os.path.join(str(self._base(root)), "")
+        return base + path if path[0] != "/" else path
 
     def lookup(self, ids: Sequence[int]) -> list[Path]:
         """Return the absolute path of each item's file; items without a file get a unique path of no file."""

@@ -264,9 +264,11 @@ class GalleryState:
         dead: Numbers of the vectors of removed and replaced items that are still in the segments, int64 [m].
         index: Index in use; `None` for exact search.
         log: Number of the newest entry of the log of changes.
+        amended: Ids of items whose facts changed after their segment was written, int64 [a], some repeated.
     """
 
     segments: tuple[Segment, ...]
     dead: np.ndarray
     index: ActiveIndex | None
     log: int
+    amended: np.ndarray

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +14,10 @@ import numpy as np
 
 from retrieval.files import has_sha256
 from retrieval.storage import database, removals, schema, segments
-from retrieval.storage.items import ItemWriter, metadata_columns
+from retrieval.storage.facts import intact_rows
+from retrieval.storage.items import ItemWriter, metadata_columns, read_items
 from retrieval.storage.manifest import Manifest, write_manifest
-from retrieval.storage.records import NO_FACTS, Facts, Segment, Value
-from retrieval.storage.segments import DamagedError
+from retrieval.storage.records import NO_FACTS, Segment, Value
 from retrieval.storage.store import insert_segment
 
 _AT_ONCE = 1024  # rows read at once
@@ -199,6 +199,8 @@ class _Builder:
         highest = int(self._items.max(initial=0))
         self._db.execute("CREATE UNIQUE INDEX one_each ON items (key) WHERE deleted_at IS NULL")
         self._add_old_items(highest)
+        database.continue_after(self._db, "changes", removals.last_entry(self._folder))
+        self._log_amended()
         self._add_other_items()
         self._db.execute("DROP INDEX one_each")
         self._add_dead()
@@ -253,6 +255,19 @@ class _Builder:
                 return row
         return newest
 
+    def _log_amended(self) -> None:
+        """Log the old items whose facts are other ones than those in the segments."""
+        start = 0
+        for segment in self._listed:
+            stop = start + segment.n
+            mine = np.flatnonzero(self._done & self._kept & (self._rows >= start) & (self._rows < stop))
+            found = intact_rows(segments.facts_file(self._folder / "segments" / segment.file), segment.n)
+            for item in read_items(self._db, self._ids[mine].tolist()):
+                row = found[int(self._rows[np.searchsorted(self._ids, item.id)]) - start]
+                if row is None or [*row[1:-1]] != [*item[1 : len(row) - 1]] or row[-1] != item.metadata:
+                    self._db.execute("INSERT INTO changes (item) VALUES (?)", (item.id,))
+            start = stop
+
     def _add_other_items(self) -> None:
         """Insert the other items, with the facts from the segments."""
         start = 0
@@ -264,27 +279,28 @@ class _Builder:
             start = stop
 
     def _add_from(self, segment: Segment, mine: np.ndarray, rows: Sequence[int]) -> None:
-        facts: Facts | None = None
-        with suppress(DamagedError, TypeError):
-            facts = Facts(**segments.facts(self._folder / "segments", segment.file))
+        found = intact_rows(segments.facts_file(self._folder / "segments" / segment.file), segment.n)
+        writer = ItemWriter(self._db)
         for item, place, row in zip(self._ids[mine].tolist(), self._rows[mine].tolist(), rows, strict=True):
-            known = None if facts is None else tuple(column[row] for column in facts.columns)
-            if known is None or not known[0]:
-                known = (f"item-{item}", *NO_FACTS[1:])
+            _, *facts, metadata = found[row] or (0, *NO_FACTS, {})
+            if not facts[0]:
+                facts[0] = f"item-{item}"
                 self._nameless += 1
-            number = int(self._numbers[place])
+            number, key = int(self._numbers[place]), facts[0]
             try:
-                self._insert((item, *known), number)
+                self._insert((item, *facts), number, metadata)
             except sqlite3.IntegrityError:  # another item has had the key since
-                self._insert((item, f"{known[0]} (item {item})", *known[1:]), number)
+                facts[0] = f"{key} (item {item})"
+                self._insert((item, *facts), number, metadata)
                 self._renamed += 1
+            if metadata:
+                writer.describe(item, metadata)
 
-    def _insert(self, facts: tuple[Any, ...], number: int) -> None:
-        self._db.execute(_INSERT, (*facts, number, schema.item_crc(facts)))
+    def _insert(self, facts: tuple[Any, ...], number: int, metadata: Mapping[str, Value]) -> None:
+        self._db.execute(_INSERT, (*facts, number, schema.item_crc(facts, metadata)))
 
     def _add_dead(self) -> None:
         """Log all vectors that are not those of an item."""
-        database.continue_after(self._db, "changes", removals.last_entry(self._folder))
         dead = np.ones(len(self._numbers), bool)
         dead[self._rows[self._kept]] = False
         pairs = zip(self._items[dead].tolist(), self._numbers[dead].tolist(), strict=True)

@@ -2,42 +2,54 @@
 
     <uuid>.npy          vectors [n, D], float32 or float16, unit length
     <uuid>.rows.npy     int64 [3, n]: vector numbers (ascending), item ids, checksums of the rows
-    <uuid>.items.json   facts about the items as columns, from which a lost database is rebuilt
+    <uuid>.facts        facts about the items; see `facts`
 
 A row is checked when it is used: its checksum covers the bytes of its vector, its number and its item id.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 import uuid
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
-from retrieval.files import atomic_write
-from retrieval.storage.records import Segment
+from retrieval.files import atomic_write, link_or_copy
+from retrieval.storage import facts
+from retrieval.storage.bulk import Columns
+from retrieval.storage.facts import DamagedError, FactsFile
+from retrieval.storage.records import Facts, Segment
 
 NUMBER, ITEM, CHECKSUM = range(3)  # lines of the file of rows
 HEADER = 128  # bytes before the first vector
-_CRC = b'{"crc":"%08x",'  # first value of a file of facts
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 _loading = threading.Lock()
 
 
-class DamagedError(Exception):
-    """A file of a segment is missing or damaged; the message is its path."""
+class OpenSegment(NamedTuple):
+    """The files of a segment, memory-mapped.
+
+    Attributes:
+        vectors: Vectors [n, D] as stored.
+        rows: Vector numbers, item ids and checksums, int64 [3, n].
+        facts: Facts about the items; `None` if only the database has them.
+    """
+
+    vectors: np.ndarray
+    rows: np.ndarray
+    facts: FactsFile | None
 
 
 def write(
     folder: Path,
     blocks: Iterable[np.ndarray],
     rows: np.ndarray,
-    facts: Mapping[str, Sequence[Any]],
+    known: tuple[Facts, Columns],
     dim: int,
     dtype: str = "float32",
 ) -> Segment:
@@ -47,7 +59,7 @@ def write(
         folder: Folder of the segments.
         blocks: Vectors [b, D] in order, n in all; one block is in memory at a time.
         rows: Vector number, ascending, and item id of each vector, int64 [2, n].
-        facts: Facts about the items, a list of n values by name.
+        known: Facts about the items, and their metadata.
         dim: Dimension D.
         dtype: "float32" or "float16".
     """
@@ -66,7 +78,7 @@ def write(
             start = stop
     assert start == count, (start, count)
     write_rows(path, full)
-    write_facts(path, facts)
+    write_facts(path, rows[ITEM], known)
     return Segment(0, path.name, count, int(rows[NUMBER, 0]), int(rows[NUMBER, -1]))
 
 
@@ -76,19 +88,27 @@ def write_rows(path: Path, rows: np.ndarray) -> None:
         np.save(file, rows, allow_pickle=False)
 
 
-def write_facts(path: Path, facts: Mapping[str, Sequence[Any]]) -> None:
-    """Write the file of facts of the segment at `path`, with the CRC-32 of what follows as first value."""
-    fields = (f"{json.dumps(name)}:{_column(values)}" for name, values in facts.items())
-    columns = f"{','.join(fields)}}}".encode()
-    with atomic_write(items_file(path)) as draft:
-        draft.write_bytes(_CRC % zlib.crc32(columns) + columns)
+def write_facts(path: Path, ids: np.ndarray, known: tuple[Facts, Columns]) -> None:
+    """Write the file of facts of the segment at `path`.
+
+    Args:
+        path: File of vectors.
+        ids: Ids of the items, int64 [n].
+        known: Facts about the items, and their metadata.
+    """
+    facts.write(facts_file(path), ids.tolist(), *known)
 
 
-def _column(values: Sequence[Any]) -> str:
-    """Return a list as JSON; quickly if its values are all the same, as facts about missing files are."""
-    if len(values) and values[-1] == values[0] and list(values).count(values[0]) == len(values):
-        return f"[{','.join([json.dumps(values[0], ensure_ascii=False)] * len(values))}]"
-    return json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+def with_facts(folder: Path, segment: Segment, ids: np.ndarray, known: tuple[Facts, Columns]) -> Segment:
+    """Return a copy of a segment with other facts, which shares the files of its vectors and rows.
+
+    A file of facts is never replaced while readers may take it for that of an earlier state.
+    """
+    old, new = folder / segment.file, folder / f"{uuid.uuid4().hex}.npy"
+    link_or_copy(old, new)
+    link_or_copy(rows_file(old), rows_file(new))
+    write_facts(new, ids, known)
+    return replace(segment, seg=0, file=new.name)
 
 
 def rows_file(path: Path) -> Path:
@@ -96,15 +116,15 @@ def rows_file(path: Path) -> Path:
     return path.with_name(f"{path.stem}.rows.npy")
 
 
-def items_file(path: Path) -> Path:
+def facts_file(path: Path) -> Path:
     """Return the path of the file of facts of a segment."""
-    return path.with_name(f"{path.stem}.items.json")
+    return path.with_suffix(".facts")
 
 
-def files_of(name: str) -> tuple[str, str, str]:
-    """Return the names of the three files of a segment, by the name of its vectors."""
+def files_of(name: str) -> tuple[str, ...]:
+    """Return the names that the files of a segment may have, by the name of its vectors."""
     path = Path(name)
-    return path.name, rows_file(path).name, items_file(path).name
+    return path.name, rows_file(path).name, facts_file(path).name, path.with_suffix(facts.EARLIER).name
 
 
 def vectors(folder: Path, segment: Segment, dim: int, dtype: str) -> np.ndarray:
@@ -142,31 +162,20 @@ def inode(folder: Path, segment: Segment) -> int:
         raise DamagedError(path) from error
 
 
-def facts(folder: Path, name: str) -> dict[str, list[Any]]:
-    """Return the facts about the items of a segment as columns.
+def open_facts(folder: Path, segment: Segment) -> FactsFile | None:
+    """Return the facts about the items of a segment; `None` if the file is missing or damaged.
 
-    Raises:
-        DamagedError: The file is missing or damaged.
+    The database has all of them as well.
     """
-    found: dict[str, Any] = json.loads(_checked_facts(items_file(folder / name)))
-    del found["crc"]
-    return found
-
-
-def check_facts(folder: Path, name: str) -> None:
-    """Raise a `DamagedError` if the file of facts of a segment is missing or damaged."""
-    _checked_facts(items_file(folder / name))
-
-
-def _checked_facts(path: Path) -> bytes:
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise DamagedError(path) from error
-    start = len(_CRC % 0)
-    if data[:start] != _CRC % zlib.crc32(data[start:]):
-        raise DamagedError(path)
-    return data
+        return FactsFile(facts_file(folder / segment.file), segment.n)
+    except DamagedError:
+        return None
+
+
+def check_facts(folder: Path, segment: Segment) -> None:
+    """Raise a `DamagedError` if the file of facts of a segment is missing or damaged."""
+    facts.check(facts_file(folder / segment.file), segment.n)
 
 
 def raw_vectors(path: Path, count: int, dim: int, dtype: str) -> np.ndarray:

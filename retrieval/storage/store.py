@@ -5,7 +5,7 @@
     removals.log                dead vectors, used only if gallery.db is lost
     decisions.jsonl             decisions made by hand; see `decisions`
     LOCK                        writer's lock file
-    segments/<uuid>.npy         vectors [n, D], with .rows.npy and .items.json; see `segments`
+    segments/<uuid>.npy         vectors [n, D], with .rows.npy and .facts; see `segments`
     indexes/<uuid>/             index.faiss and card.json
     indexes/parts/              parts of an index on disk that is not finished
     model/                      model.onnx (.zip, .json) and probes.npy; empty for an external embedding
@@ -41,6 +41,7 @@ from retrieval.errors import InputError, LockedError, LookalikeError
 from retrieval.files import check_free, file_lock, is_open, now
 from retrieval.machine.installation import versions
 from retrieval.storage import database, removals, schema, segments
+from retrieval.storage.facts import DamagedError
 from retrieval.storage.identity import keep_model
 from retrieval.storage.items import ItemWriter, metadata_columns, read_columns, read_items, removed_uploads
 from retrieval.storage.manifest import (
@@ -68,6 +69,7 @@ from retrieval.storage.records import (
     StoredItem,
     Value,
 )
+from retrieval.storage.segments import OpenSegment
 from retrieval.storage.watch import SEGMENTS, Watch
 from retrieval.system import fsync_folder
 
@@ -102,7 +104,7 @@ class Store:
         self.manifest = self._read_manifest()
         self._held = self._filling = False
         self._watch: Watch | None = None
-        self._opened: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
+        self._opened: dict[tuple[str, int], OpenSegment] = {}
 
     @classmethod
     def create(
@@ -181,18 +183,22 @@ class Store:
         """Return all committed segments, oldest first."""
         return [Segment(*row) for row in self.select(SEGMENTS)]
 
-    def open_segments(self, listed: Iterable[Segment]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return vectors and rows of segments, as below. Files that are open since the last call stay open.
+    def open_segments(self, listed: Iterable[Segment]) -> list[OpenSegment]:
+        """Return the files of segments, memory-mapped. Those that are open since the last call stay open.
 
         Raises:
             LookalikeError: A file is missing or damaged.
         """
-        opened: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
+        opened: dict[tuple[str, int], OpenSegment] = {}
         for segment in listed:
             with self._repairable():  # a repair writes a file under its old name
                 key = segment.file, segments.inode(self.folder / "segments", segment)
             known = self._opened.get(key)
-            opened[key] = known or (self.segment_vectors(segment), self.segment_rows(segment))
+            opened[key] = known or OpenSegment(
+                self.segment_vectors(segment),
+                self.segment_rows(segment),
+                segments.open_facts(self.folder / "segments", segment),
+            )
         self._opened = opened
         return list(opened.values())
 
@@ -343,12 +349,12 @@ class Store:
         who = writer.identify(facts.key, new=self._filling)
         first = last_number(db) + 1
         numbers = np.arange(first, first + len(facts))
-        columns = {name: list(column) for name, column in vars(facts).items()}
+        columns = writer.inherited(who, metadata)
         manifest, rows = self.manifest, np.stack([numbers, who.ids])
-        folder = self.folder / "segments"
-        segment = segments.write(folder, [vectors], rows, columns, manifest.dim, manifest.dtype)
+        folder, known = self.folder / "segments", (facts, columns)
+        segment = segments.write(folder, [vectors], rows, known, manifest.dim, manifest.dtype)
         insert_segment(db, segment)
-        writer.put(facts, who, numbers, metadata)
+        writer.put(facts, who, numbers, columns)
         return who.replaced
 
     @contextmanager
@@ -490,7 +496,7 @@ class Store:
     def _repairable(self) -> Iterator[None]:
         try:
             yield
-        except segments.DamagedError as error:
+        except DamagedError as error:
             hint = f"repair it with `lookalike index verify {self.folder} --repair`"
             raise LookalikeError(f"{error}: missing or damaged; {hint}") from error
 

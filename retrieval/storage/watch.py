@@ -15,7 +15,9 @@ from retrieval.storage.records import ActiveIndex, GalleryState, Segment
 SEGMENTS = "SELECT seg, file, n, first, last FROM segments ORDER BY seg"
 _INDEX = "SELECT dir, sha256, kind, n, last, card_sha256 FROM indexes"
 # One text instead of a Python object for each of many numbers.
-_DEAD = "SELECT group_concat(dead) FROM changes WHERE dead IS NOT NULL AND n > ?"
+_CHANGES = (
+    "SELECT group_concat(dead), group_concat(CASE WHEN dead IS NULL THEN item END) FROM changes WHERE n > ?"
+)
 
 
 class Watch:
@@ -37,7 +39,7 @@ class Watch:
         weakref.finalize(self, self._db.close)
         self._seen = (0, 0)
         self._oldest: int | None = None  # entry of the log
-        self._dead = np.empty(0, np.int64)
+        self._dead = self._amended = np.empty(0, np.int64)
         self._log = 0
 
     def state(self) -> GalleryState:
@@ -51,16 +53,17 @@ class Watch:
                 self._seen = self._version()
             finally:
                 self._db.execute("ROLLBACK")
-            return GalleryState(segments, self._dead, ActiveIndex(*index) if index else None, self._log)
+            active = ActiveIndex(*index) if index else None
+            return GalleryState(segments, self._dead, active, self._log, self._amended)
 
     def _read_log(self) -> None:
-        """Read the dead vectors that are new since the last time; all of them after a compaction."""
+        """Read the changes that are new since the last time; all of them after a compaction."""
         (oldest,) = self._db.execute("SELECT min(n) FROM changes").fetchone()
         if oldest is None or oldest != self._oldest:
-            self._oldest, self._log, self._dead = oldest, 0, self._dead[:0]
-        (found,) = self._db.execute(_DEAD, (self._log,)).fetchone()
-        if found:
-            self._dead = np.concatenate([self._dead, np.fromstring(found, np.int64, sep=",")])
+            self._oldest, self._log = oldest, 0
+            self._dead = self._amended = self._dead[:0]
+        dead, amended = self._db.execute(_CHANGES, (self._log,)).fetchone()
+        self._dead, self._amended = _longer(self._dead, dead), _longer(self._amended, amended)
         self._log = database.last_given(self._db, "changes")
 
     def changed(self) -> bool:
@@ -85,3 +88,8 @@ class Watch:
             raise LookalikeError(
                 "the gallery was deleted: restore it, or stop the processes that use it"
             ) from None
+
+
+def _longer(numbers: np.ndarray, more: str | None) -> np.ndarray:
+    """Return numbers, int64 [n], followed by those of a text."""
+    return np.concatenate([numbers, np.fromstring(more, np.int64, sep=",")]) if more else numbers

@@ -66,7 +66,8 @@ def compact(gallery: FilesView, *, show_progress: bool = False) -> Compaction:
                 replacements.append(Replacement(group, rewrite(store, group, state.dead)))
                 progress.update(sum(segment.n for segment in group))
         rewritten = {segment.file for group in groups for segment in group}
-        _refresh_facts(store, [segment for segment in state.segments if segment.file not in rewritten])
+        stay = [segment for segment in state.segments if segment.file not in rewritten]
+        replacements += _with_present_facts(store, stay)
         dropped = maintenance.replace_segments(store, replacements, purge=True)
         store.clear_leftovers()
         store.clear_index_parts()
@@ -95,11 +96,11 @@ def _groups(store: Store, listed: Sequence[Segment], dead: np.ndarray) -> Iterat
         yield group
 
 
-def _refresh_facts(store: Store, listed: Sequence[Segment]) -> None:
-    """Write the facts of changed items into the files of segments that stay."""
-    changed = maintenance.changed_items(store)
-    for segment in listed if len(changed) else ():
+def _with_present_facts(store: Store, listed: Sequence[Segment]) -> Iterator[Replacement]:
+    """Yield the segments whose file of facts is out of date or missing, with one that has a new file."""
+    changed, folder = maintenance.changed_items(store), store.folder / "segments"
+    for segment in listed:
         items = store.segment_rows(segment)[ITEM]
-        if np.isin(items, changed).any():
-            facts = maintenance.facts_of(store, items)
-            segments.write_facts(store.folder / "segments" / segment.file, facts)
+        if np.isin(items, changed).any() or segments.open_facts(folder, segment) is None:
+            new = segments.with_facts(folder, segment, items, maintenance.facts_of(store, items))
+            yield Replacement([segment], new)

@@ -10,8 +10,9 @@ import numpy as np
 
 from retrieval.errors import LookalikeError
 from retrieval.storage import maintenance, segments
+from retrieval.storage.facts import DamagedError
 from retrieval.storage.records import Segment
-from retrieval.storage.segments import CHECKSUM, ITEM, NUMBER, DamagedError
+from retrieval.storage.segments import CHECKSUM, ITEM, NUMBER
 from retrieval.storage.store import Store
 
 _BLOCK = 4096  # rows checked at once
@@ -27,7 +28,7 @@ class SegmentRows:
             vectors were lost.
         at: Place of their vectors in the file, int64 [m].
         good: bool [m], True for intact vectors.
-        damaged: Suffixes of the damaged files: ".npy", ".rows.npy", ".items.json".
+        damaged: Suffixes of the damaged files: ".npy", ".rows.npy", ".facts".
     """
 
     rows: np.ndarray
@@ -40,9 +41,9 @@ def read_segment(store: Store, segment: Segment) -> SegmentRows:
     """Check all rows of a segment against their checksums, and the file of facts against its own."""
     folder, damaged = store.folder / "segments", set[str]()
     try:
-        segments.check_facts(folder, segment.file)
+        segments.check_facts(folder, segment)
     except DamagedError:
-        damaged.add(".items.json")
+        damaged.add(".facts")
     try:
         vectors = store.segment_vectors(segment)
     except LookalikeError:
@@ -106,9 +107,9 @@ def repair_segment(store: Store, segment: Segment, found: SegmentRows) -> None:
         new = None
         if kept.shape[1]:
             raw = segments.raw_vectors(path, segment.n, manifest.dim, manifest.dtype)
-            facts = maintenance.facts_of(store, kept[ITEM])
+            known = maintenance.facts_of(store, kept[ITEM])
             blocks = [raw[found.at[found.good]]]
-            new = segments.write(folder, blocks, kept, facts, manifest.dim, manifest.dtype)
+            new = segments.write(folder, blocks, kept, known, manifest.dim, manifest.dtype)
         maintenance.salvage_segment(store, segment, new, kept[NUMBER])
         quarantine(store.folder, (folder / name for name in segments.files_of(segment.file)))
         return
@@ -116,7 +117,7 @@ def repair_segment(store: Store, segment: Segment, found: SegmentRows) -> None:
         vectors = store.segment_vectors(segment)
         checksums = segments.checksums(vectors, kept)
         segments.write_rows(path, np.vstack([kept, checksums]))
-    segments.write_facts(path, maintenance.facts_of(store, kept[ITEM]))
+    segments.write_facts(path, kept[ITEM], maintenance.facts_of(store, kept[ITEM]))
 
 
 def quarantine(folder: Path, files: Iterable[Path]) -> None:

@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,10 +16,11 @@ from retrieval.images.load import DECODE_POLICY
 from retrieval.model.embedder import Embedder
 from retrieval.progress import Progress
 from retrieval.storage import recovery, segments
+from retrieval.storage.facts import Row, columns, intact_rows
 from retrieval.storage.identity import model_file, probes_file
 from retrieval.storage.manifest import Manifest, read_copy, write_copy
-from retrieval.storage.records import NO_FACTS, Facts, Segment
-from retrieval.storage.segments import NUMBER, DamagedError
+from retrieval.storage.records import NO_FACTS, Segment
+from retrieval.storage.segments import NUMBER
 from retrieval.storage.store import Store, hold_lock
 from retrieval.system import fsync_folder
 from retrieval.upkeep.damage import matching, quarantine
@@ -34,8 +34,8 @@ class Salvage:
 
     Attributes:
         items: Items in the new database.
-        complete: Items among them whose facts and metadata come from the old database; the others have the
-            facts of the time at which their segment was written, and no metadata.
+        complete: Items among them whose facts and metadata come from the old database; the others have those
+            of the time at which their segment was written.
         lost: Vectors that are damaged.
         renamed: Items whose key another item has had since, and which got another one.
         nameless: Items whose facts are lost, and whose key is made of their id.
@@ -74,7 +74,7 @@ class _Part:
 def salvage(folder: Path, *, show_progress: bool = False) -> Salvage:
     """Build a new database; the old one moves to the gallery's `quarantine`.
 
-    Vectors, ids, keys, labels and paths come from the segments; of several vectors of an item, the newest
+    Vectors, ids, facts and metadata come from the segments; of several vectors of an item, the newest
     counts. Removals come from the log beside the database. As far as the old database can still be read,
     intact items keep their present facts and metadata, and the lists of runs and unusable files are kept. The
     new database replaces the old one in one step; an interrupted salvage can be repeated.
@@ -176,20 +176,15 @@ def _settle(folder: Path, manifest: Manifest, group: Sequence[_Part]) -> Segment
         vectors.append(segments.raw_vectors(file, part.count, manifest.dim, manifest.dtype)[part.at])
         facts += _facts(folder, part)
     rows = np.concatenate([part.rows for part in group], axis=1)[:, first]
-    columns = zip(*(facts[row] for row in first.tolist()), strict=True)
-    named = {name: list(column) for name, column in zip(Facts.__dataclass_fields__, columns, strict=True)}
+    known = columns([facts[row] for row in first.tolist()])
     blocks = [np.concatenate(vectors)[first]]
-    return segments.write(folder / "segments", blocks, rows, named, manifest.dim, manifest.dtype)
+    return segments.write(folder / "segments", blocks, rows, known, manifest.dim, manifest.dtype)
 
 
-def _facts(folder: Path, part: _Part) -> list[tuple[Any, ...]]:
-    """Return the facts about the items of the good rows of a part; empty ones if the file is lost."""
-    try:
-        facts = Facts(**segments.facts(folder / "segments", part.file))
-        rows = [*facts.rows()]
-        return [rows[place] for place in part.at.tolist()]
-    except (DamagedError, TypeError, IndexError):
-        return [NO_FACTS] * len(part.at)
+def _facts(folder: Path, part: _Part) -> list[Row]:
+    """Return the facts about the items of the good rows of a part; empty ones where they are lost."""
+    found = intact_rows(segments.facts_file(folder / "segments" / part.file), part.count)
+    return [found[place] or (0, *NO_FACTS, {}) for place in part.at.tolist()]
 
 
 # ---- files

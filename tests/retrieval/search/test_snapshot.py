@@ -129,7 +129,9 @@ def test_damaged_vector_is_never_returned(count: int, value: float, tmp_path: Pa
     state = snapshot([mapped])
     queries = np.repeat(vectors[123][None], count, 0)
     assert (state.nearest(queries, 5)[1][:, 0] == 123).all()
+    opened_later = snapshot([mapped])
     mapped[123, 2] = value
+    state = opened_later  # which has not checked the vector yet
     with pytest.raises(LookalikeError, match=r"damaged.*verify shop\.gallery"):
         state.vectors(np.array([5, 123]))
     elsewhere = ~np.isin(np.arange(500), 123)

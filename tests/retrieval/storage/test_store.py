@@ -265,12 +265,19 @@ def test_moved_images_are_found_under_another_root(gallery: Gallery, tmp_path: P
 
 
 def test_a_damaged_row_of_the_database_is_not_served(gallery: Gallery) -> None:
+    """The file of the segment has the same facts; where it is missing, the row is found to be damaged."""
     commit(gallery, ["aa", "ab"])
     with sqlite3.connect(gallery.folder / "gallery.db") as db:
         db.execute("UPDATE items SET label = 'z' WHERE id = 1")
     db.close()
+    opened = Gallery(gallery.folder)
+    assert {hit.label for hit in opened.search_vectors(unit_vectors(1))[0]} == {"a"}
     with pytest.raises(LookalikeError, match="item 1"):
-        gallery.search_vectors(unit_vectors(1))
+        opened.stored_items([1])
+    for file in (gallery.folder / "segments").glob("*.facts"):
+        file.unlink()
+    with pytest.raises(LookalikeError, match="item 1"):
+        Gallery(gallery.folder).search_vectors(unit_vectors(1))
     assert gallery.item(2).label == "a"
 
 
