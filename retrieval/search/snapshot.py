@@ -219,7 +219,8 @@ class Snapshot:
             widen = max(len(self), self.index.card["vectors"]) / count
             scores, rows = self._propose(queries, k, selected, widen, select=allowed is not None)
             last = min(k, count) - 1
-            if len(short := np.flatnonzero(rows[:, last] < 0)):
+            if rows[:, last].min(initial=0) < 0:
+                short = np.flatnonzero(rows[:, last] < 0)
                 scores[short], rows[short] = self._propose(queries[short], k, selected, widen, select=True)
                 if len(short := short[rows[short, last] < 0]):
                     scores[short], rows[short] = self.stored.nearest(queries[short], k, selected)

@@ -113,6 +113,9 @@ class Vectors:
 
     def take(self, rows: np.ndarray) -> np.ndarray:
         """Return a copy of rows, in the given order: float32 [n, D]."""
+        if len(self.parts) == 1:
+            found: np.ndarray = self.parts[0][rows]
+            return found.astype(np.float32, copy=False)
         return self.gather(self.parts, rows, np.empty((len(rows), self.dim), np.float32))
 
     def blocks(self, start: int = 0, size: int = _BLOCK) -> Iterator[tuple[int, np.ndarray]]:
@@ -140,9 +143,14 @@ class Vectors:
             return np.concatenate([self.score(queries[s : s + step], rows[s : s + step]) for s in starts])
         if not len(self):
             return np.full(rows.shape, -np.inf, np.float32)
-        found = self.gather(self.parts, np.maximum(rows, 0).ravel(), np.empty((rows.size, self.dim)))
-        products = np.matmul(found.reshape(*rows.shape, self.dim), queries[..., None].astype(np.float64))
-        return np.where(rows >= 0, products[..., 0], -np.inf).astype(np.float32)
+        missing = rows < 0
+        is_whole = not missing.any()
+        flat = rows.ravel() if is_whole else np.maximum(rows, 0).ravel()
+        found = self.take(flat).astype(np.float64).reshape(*rows.shape, self.dim)
+        scores: np.ndarray = np.matmul(found, queries[..., None].astype(np.float64))[..., 0].astype(np.float32)
+        if not is_whole:
+            scores[missing] = -np.inf
+        return scores
 
     def nearest(
         self,

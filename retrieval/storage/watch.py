@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 import weakref
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +23,18 @@ _CHANGES = (
 )
 
 
+_TICK = 1_000_000_000  # nanoseconds, more than between two times of any file system
+
+
+class _Status(NamedTuple):
+    """Status of the database file."""
+
+    inode: int
+    size: int
+    modified: int
+    changed: int
+
+
 class Watch:
     """Open connection to a gallery, on which a check for changes takes microseconds. Thread-safe.
 
@@ -33,6 +48,8 @@ class Watch:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
+        self._name = str(folder / "gallery.db")
+        self._quiet: _Status | None = None  # of the state that was seen
         self._opened = self._inode()
         with database.convert_errors(folder):
             self._db = database.connect(folder)
@@ -50,7 +67,7 @@ class Watch:
                 segments = tuple(Segment(*row) for row in self._db.execute(SEGMENTS))
                 index = self._db.execute(_INDEX).fetchone()
                 self._read_log()
-                self._seen = self._version()
+                self._seen, self._quiet = self._version(), None
             finally:
                 self._db.execute("ROLLBACK")
             active = ActiveIndex(*index) if index else None
@@ -69,7 +86,14 @@ class Watch:
     def changed(self) -> bool:
         """Return whether anything was committed since `state()`, or the folder holds another gallery now."""
         with self._lock, database.convert_errors(self._folder):
-            return self._version() != self._seen
+            status = self._status()
+            if status == self._quiet:
+                return False
+            changed = self._version() != self._seen
+            # Whatever is written from now on gives the file another time than one that is a second ago.
+            if not changed and abs(time.time_ns() - status.modified) > _TICK:
+                self._quiet = status
+            return changed
 
     def replaced(self) -> bool:
         """Return whether the folder holds another gallery than when it was opened."""
@@ -81,8 +105,13 @@ class Watch:
         return self._inode(), self._db.execute("PRAGMA data_version").fetchone()[0]
 
     def _inode(self) -> int:
+        return self._status().inode
+
+    def _status(self) -> _Status:
+        """Return what differs after a commit, and a little later than the one before, without a query."""
         try:
-            return (self._folder / "gallery.db").stat().st_ino
+            found = os.stat(self._name)
+            return _Status(found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
         except FileNotFoundError:
             # Without its path: a server shows this message to its visitors.
             raise LookalikeError(
