@@ -147,7 +147,8 @@ class Vectors:
         is_whole = not missing.any()
         flat = rows.ravel() if is_whole else np.maximum(rows, 0).ravel()
         found = self.take(flat).astype(np.float64).reshape(*rows.shape, self.dim)
-        scores: np.ndarray = np.matmul(found, queries[..., None].astype(np.float64))[..., 0].astype(np.float32)
+        products = np.matmul(found, queries[..., None].astype(np.float64))[..., 0]
+        scores: np.ndarray = products.astype(np.float32)
         if not is_whole:
             scores[missing] = -np.inf
         return scores
