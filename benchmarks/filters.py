@@ -56,7 +56,9 @@ def fill(gallery: Gallery, first: int, count: int, dim: int) -> None:
     for start in range(first, first + count, AT_ONCE):
         n = min(AT_ONCE, first + count - start)
         keys = [f"k{number}" for number in range(start, start + n)]
-        facts = Facts(keys, *([value] * n for value in NO_FACTS[1:]))
+        others = [[value] * n for value in NO_FACTS[3:-1]]
+        labels = [f"class {number % 1000}" for number in range(start, start + n)]
+        facts = Facts(keys, ["/pictures"] * n, [f"{key}.jpg" for key in keys], *others, labels)
         metadata = {
             "brand": [f"brand{x}" for x in random.integers(0, 1000, n)],
             "price": random.random(n).tolist(),
