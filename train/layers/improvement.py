@@ -22,17 +22,17 @@ from retrieval.search.calibration import write_calibration
 from retrieval.search.options import CANDIDATES
 from retrieval.search.rerank import EXPANSION, expand, k_reciprocal
 from retrieval.text import align_columns, pluralize
+from train.layers.choosing import PARTS, Selection, Tried
 from train.layers.components import fit_starts
 from train.layers.flow import Fit, GalleryTarget
 from train.layers.folds import KINDS, Kind
 from train.layers.journal import Entry, Journal
 from train.layers.lesson import GALLERY, Lesson, read_lesson
 from train.layers.measuring import METRICS, Gain, Purpose, kinds, query_values
-from train.layers.nested import MOST_SEARCHED, PAIRS, PARTS, Nested, Tried
 from train.layers.settings import TeachingConfig
 from train.layers.teaching import METRIC_TITLES, TITLES, gain_lines, losses_in, spread_text
 from train.layers.trials import TRIALS, Trial, Workbench
-from train.layers.whitening import FEWEST_CLASSES, FEWEST_QUERIES, NO_CLASS, fit_whitening
+from train.layers.whitening import FEWEST_CLASSES, FEWEST_QUERIES, fit_whitening
 
 SEED = 0
 MOST_LEARNED = 50_000  # labelled images that trials learn from; the layer that is applied learns from all
@@ -158,37 +158,39 @@ class _Trials:
         self._vectors, self._classes = vectors, classes
         given = [array.tobytes() for array in (vectors, classes, others)]
         self._journal = Journal(
-            journal_folder(gallery.folder), [*given, repr((SEED, PAIRS, TeachingConfig())).encode()]
+            journal_folder(gallery.folder), [*given, repr((SEED, PARTS, TeachingConfig())).encode()]
         )
-        self._nested = nested = Nested(classes, SEED)
-        if len(others) > MOST_SEARCHED:
-            others = np.random.default_rng(SEED).choice(others, MOST_SEARCHED, replace=False)
+        self._selection = selection = Selection(classes, SEED)
         everything = np.concatenate([lesson.vectors, lesson.others])
-        searched = np.concatenate([vectors[nested.searched], others])
-        self._searched_classes = np.concatenate([classes[nested.searched], np.full(len(others), NO_CLASS)])
-        self._places = np.searchsorted(nested.searched, nested.queries)
+        # What is not labelled is unjudged, not wrong: it is left out (condensed lists; Sakai 2007).
+        searched = vectors[selection.searched]
+        self._searched_classes = classes[selection.searched]
+        self._places = np.searchsorted(selection.searched, selection.queries)
         self._bench = Workbench(
             everything, searched, fit_starts(everything, (0.0, 0.5), TeachingConfig().dim), SEED
         )
-        self._before = self._values(searched, np.arange(len(nested.queries)))
-        self._learning = list[float]()  # seconds of each piece of learning
+        self._before = self._values(searched, np.arange(len(selection.queries)))
+        self._slowest = 0.0  # seconds of a learned layer, one part
 
     def fit(self) -> Fit:
         """Try, choose and measure."""
-        nested, before, purpose = self._nested, self._before, self._purpose
+        selection, before, purpose = self._selection, self._before, self._purpose
         for name, rerank in _OPTIONS.items():
             self._rerank(name, rerank)
         trials, tried = self._try_all()
-        best, ratio = nested.choose(purpose, before, tried)
+        best, ratio = selection.choose(purpose, before, tried)
         chosen, variant = trials[best.trial], self._bench.variants(trials[best.trial])[best.variant]
-        gains = self._gains_of_choice(trials, tried)
+        gains = selection.gains_of_choice(purpose, before, tried, may_decline=True)
         rows = self._rows(trials, tried)
         left = TRIALS[len(trials) :]
         proven = all((gain := gains[kind]) is not None and gain.is_proven for kind in kinds(purpose))
         refusal = (
             None if proven and ratio > 1 else _refusal(gains, purpose, is_nothing=ratio <= 1, is_all=not left)
         )
-        warnings, more = losses_in(gains), _more(self._gallery.folder, left, self._left_seconds(left))
+        warnings, more = (
+            losses_in(gains),
+            _more(self._gallery.folder, left, PARTS * len(left) * self._slowest),
+        )
         what = f"{chosen.title}, {'share' if chosen.is_learned else 'dimension'} {variant:g}"
         facts_of_gains = _facts(gains)
         lines = [
@@ -248,80 +250,62 @@ class _Trials:
         )
 
     def _try_all(self) -> tuple[Sequence[Trial], Sequence[Tried]]:
-        """Run the trials that the time allows: those of an earlier run, whitening and one layer at least."""
+        """Run the trials that there is time for, and read earlier ones: closed forms and one more at least.
+
+        A part of a trial that the time does not allow to end stays in the journal.
+        """
         tried = list[Tried]()
-        total = sum(len(PAIRS) if trial.is_learned else 1 for trial in TRIALS)
+        total = sum(PARTS if trial.is_learned else 1 for trial in TRIALS)
         with Progress("trying", total, "layers") as progress:
             for trial in TRIALS:
-                names = [f"{trial.work} without {pair}" for pair in PAIRS[: None if trial.is_learned else 1]]
-                done = sum(self._journal.read(name) is not None for name in names)
-                needed = (len(names) - done + PARTS + 1) * self._mean_seconds()
-                is_new = trial.is_learned and done < len(names) and bool(self._learning)
-                if is_new and time.monotonic() + needed > self._deadline:
-                    break
-                found = []
-                for name, pair in zip(names, PAIRS, strict=False):
+                must = trial.loss is None or all(one.loss is None for one in TRIALS[: len(tried)])
+                parts = range(PARTS) if trial.is_learned else [None]
+                found = list[Entry]()
+                for part in parts:
                     progress.update(0, note=trial.title)
-                    found.append(self._entry(name, trial, pair))
+                    entry = self._entry(trial, part, must or self._has_time(len(parts) - len(found)))
+                    if entry is None:
+                        return TRIALS[: len(tried)], tried
+                    found.append(entry)
                     progress.update(1, note=trial.title)
                 values = np.stack([entry.values for entry in found])
-                if not trial.is_learned:
-                    values = np.repeat(values, len(PAIRS), axis=0)
+                values = np.broadcast_to(values, (PARTS, *values.shape[1:]))
                 tried.append(Tried(values, sum(entry.seconds for entry in found)))
-        return TRIALS[: len(tried)], tried
+        return TRIALS, tried
 
-    def _entry(self, name: str, trial: Trial, parts: tuple[int, ...]) -> Entry:
-        """Return the values of a trial learned without parts, float32 [variants, q, metrics]."""
-        found = self._journal.read(name)
-        if found is not None:
-            if trial.loss is not None:
-                self._learning.append(found.seconds)
-            return found
-        began = time.monotonic()
-        matrix, rows = None, np.arange(len(self._nested.queries))
-        if trial.is_learned:
-            training = self._nested.training(parts)
-            matrix = self._bench.matrix(trial, self._vectors[training], self._classes[training])
-            tests = [self._nested.tests(part, kind, parts) for part in parts for kind in KINDS]
-            rows = np.unique(np.concatenate(tests))
-        values = np.full(
-            (len(self._bench.variants(trial)), len(self._places), len(METRICS)), np.nan, np.float32
-        )
-        for number, moved in enumerate(self._bench.moved(trial, matrix)):
-            values[number, rows] = self._values(moved, rows)
-        entry = Entry(values, time.monotonic() - began)
-        self._journal.write(name, entry)
+    def _has_time(self, fits: int) -> bool:
+        """Whether there is time for some fits, and for that of the layer to apply."""
+        return time.monotonic() + (fits + 1) * self._slowest < self._deadline
+
+    def _entry(self, trial: Trial, part: int | None, may_work: bool) -> Entry | None:
+        """Return the values of a trial learned without a part, float32 [variants, q, metrics].
+
+        `None`: it is not in the journal, and must not be worked out.
+        """
+        name = f"{trial.work} without {part}"
+        entry = self._journal.read(name)
+        if entry is None:
+            if not may_work:
+                return None
+            began = time.monotonic()
+            matrix, rows = None, np.arange(len(self._places))
+            if part is not None:
+                training = self._selection.training(part)
+                matrix = self._bench.matrix(trial, self._vectors[training], self._classes[training])
+                rows = np.union1d(*(self._selection.tests(part, kind) for kind in KINDS))
+            shape = (len(self._bench.variants(trial)), len(self._places), len(METRICS))
+            values = np.full(shape, np.nan, np.float32)
+            for number, moved in enumerate(self._bench.moved(trial, matrix)):
+                values[number, rows] = self._values(moved, rows)
+            entry = Entry(values, time.monotonic() - began)
+            self._journal.write(name, entry)
         if trial.loss is not None:
-            self._learning.append(entry.seconds)
+            self._slowest = max(self._slowest, entry.seconds)
         return entry
 
     def _values(self, vectors: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Return the metrics of some queries among all vectors, float64 [n, metrics]."""
         return query_values(vectors, self._searched_classes, self._places[rows])
-
-    def _mean_seconds(self) -> float:
-        return float(np.mean(self._learning)) if self._learning else 0.0
-
-    def _left_seconds(self, left: Sequence[Trial]) -> float:
-        return len(PAIRS) * len(left) * self._mean_seconds()
-
-    def _gains_of_choice(self, trials: Sequence[Trial], tried: Sequence[Tried]) -> Mapping[Kind, Gain | None]:
-        """Return the gain of the whole choice: made once for each part by the others, and measured on it."""
-        nested, found = self._nested, list[np.ndarray]()
-        with Progress("measuring the choice", PARTS, "parts") as progress:
-            for part in range(PARTS):
-                choice, ratio = nested.choose(self._purpose, self._before, tried, part)
-                trial = trials[choice.trial]
-                if ratio <= 1:  # nothing helps, say the others
-                    found.append(self._before)
-                elif trial.is_learned:
-                    found.append(
-                        self._entry(f"{trial.work} without {part}", trial, (part,)).values[choice.variant]
-                    )
-                else:
-                    found.append(tried[choice.trial].values[0, choice.variant])
-                progress.update(1)
-        return nested.gains(self._before, lambda part, kind: found[part][nested.tests(part, kind)])
 
     def _rows(self, trials: Sequence[Trial], tried: Sequence[Tried]) -> list[Row]:
         """Return the rows of the table: methods, in the order of the trials, and options of a search."""
@@ -330,7 +314,7 @@ class _Trials:
         rows = []
         for method in methods:
             own = [one for trial, one in zip(trials, tried, strict=True) if trial.method == method]
-            gains = self._nested.gains_of_method(self._purpose, self._before, own, comparisons)
+            gains = self._selection.gains_of_choice(self._purpose, self._before, own, comparisons)
             layers = sum(one.values.shape[1] for one in own)
             rows.append(Row(method, layers, gains, sum(one.seconds for one in own)))
         rows += [self._option(name, rerank, comparisons) for name, rerank in _OPTIONS.items()]
@@ -361,9 +345,7 @@ class _Trials:
     def _option(self, name: str, rerank: Rerank, comparisons: int) -> Row:
         """Return what re-ranking gains."""
         entry = self._rerank(name, rerank)
-        gains = self._nested.gains(
-            self._before, lambda part, kind: entry.values[self._nested.tests(part, kind)], comparisons
-        )
+        gains = self._selection.gains(self._before, [entry.values] * PARTS, comparisons)
         return Row(f"search --rerank {name}", 1, gains, entry.seconds, is_option=True)
 
     def _layer(self, trial: Trial, variant: float) -> Layer:

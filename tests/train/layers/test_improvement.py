@@ -1,4 +1,4 @@
-"""Improvement: the nested choice, trials, the journal, and the command on galleries and in a database."""
+"""Improvement: the selection choice, trials, the journal, and the command on galleries and in a database."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tests.retrieval.filling import small_gallery
 from tests.retrieval.stores import databases
 from tests.train.layers.test_teaching import classes_in_noise
 from train.layers import improvement, trials
+from train.layers.choosing import PARTS, Selection, Tried
 from train.layers.folds import KINDS
 from train.layers.improvement import journal_folder
 from train.layers.journal import Entry, Journal
-from train.layers.nested import PAIRS, PARTS, Nested, Tried
 from train.layers.trials import within_class_whitening
 
 CLASSES, EACH = 40, 8
@@ -123,27 +123,21 @@ def test_random_labels_are_refused(tmp_path: Path) -> None:
     assert not gallery.folder.with_name("g.old").exists()
 
 
-def noise(nested: Nested, layers: int, random: np.random.Generator, effect: float = 0.0) -> list[Tried]:
+def noise(selection: Selection, layers: int, random: np.random.Generator, effect: float = 0.0) -> list[Tried]:
     """Trials whose gain is an effect and noise of classes and queries, and the present vectors are 0.5."""
-    queries = len(nested.queries)
+    queries = len(selection.queries)
     found = []
     for _ in range(layers):
-        of_class = random.normal(0, 0.03, nested.classes.max() + 1)[nested.classes]
+        of_class = random.normal(0, 0.03, selection.classes.max() + 1)[selection.classes]
         values = 0.5 + effect + of_class + random.normal(0, 0.1, queries)
-        found.append(Tried(np.tile(values[:, None], (len(PAIRS), 1, 1, 2)), 0.0))
+        found.append(Tried(np.tile(values[:, None], (PARTS, 1, 1, 2)), 0.0))
     return found
 
 
-def gain_of_choice(nested: Nested, tried: list[Tried]) -> tuple[float, float, float]:
+def gain_of_choice(selection: Selection, tried: list[Tried]) -> tuple[float, float, float]:
     """Return difference and interval of the choice among trials, made by the other parts."""
-    before = np.full((len(nested.queries), 2), 0.5)
-    chosen = [nested.choose("unseen", before, tried, part) for part in range(PARTS)]
-    gain = nested.gains(
-        before,
-        lambda part, kind: (tried[chosen[part][0].trial].values[0, 0] if chosen[part][1] > 1 else before)[
-            nested.tests(part, kind)
-        ],
-    )["unseen"]
+    before = np.full((len(selection.queries), 2), 0.5)
+    gain = selection.gains_of_choice("unseen", before, tried, may_decline=True)["unseen"]
     assert gain is not None
     change = gain.metrics["map_at_r"]
     return change.difference, change.low, change.high
@@ -151,26 +145,26 @@ def gain_of_choice(nested: Nested, tried: list[Tried]) -> tuple[float, float, fl
 
 def test_choice_among_many_useless_layers_gains_nothing() -> None:
     """The best looks good on the queries that chose it; what is printed does not, as often as it says."""
-    nested = Nested(np.repeat(np.arange(40), 8), 0)
+    selection = Selection(np.repeat(np.arange(40), 8), 0)
     random = np.random.default_rng(0)
     before = np.full((320, 2), 0.5)
     differences, accepted, flattered = [], 0, []
     for _ in range(40):
-        tried = noise(nested, 40, random)
-        difference, low, _ = gain_of_choice(nested, tried)
+        tried = noise(selection, 40, random)
+        difference, low, _ = gain_of_choice(selection, tried)
         differences.append(difference)
         accepted += low > 0
-        flattered.append(nested.choose("unseen", before, tried)[1])
+        flattered.append(selection.choose("unseen", before, tried)[1])
     assert min(flattered) > 1.01
     assert abs(np.mean(differences)) < 3 * np.std(differences) / 40**0.5
     assert accepted <= 4, "2.5% of 40 are expected; five or more have a probability of 0.3%"
 
 
 def test_choice_finds_a_layer_that_helps() -> None:
-    nested = Nested(np.repeat(np.arange(40), 8), 0)
+    selection = Selection(np.repeat(np.arange(40), 8), 0)
     random = np.random.default_rng(1)
     difference, low, high = gain_of_choice(
-        nested, [*noise(nested, 30, random), *noise(nested, 1, random, 0.1)]
+        selection, [*noise(selection, 30, random), *noise(selection, 1, random, 0.1)]
     )
     assert low < 0.1 < high
     assert low > 0
@@ -180,28 +174,59 @@ def test_choice_finds_a_layer_that_helps() -> None:
 def test_what_measures_has_neither_taught_nor_chosen() -> None:
     """Held-out classes have no row among those that were learned from, held-out images not their own."""
     classes = np.repeat(np.arange(20), 6)
-    nested = Nested(classes, 3)
-    tested = dict.fromkeys(KINDS, 0)
+    selection = Selection(classes, 3)
+    tested = []
     for part in range(PARTS):
-        for pair in [(part,), *(pair for pair in PAIRS if part in pair)]:
-            training = nested.training(pair)
-            for kind in KINDS:
-                rows = nested.queries[nested.tests(part, kind, pair)]
-                tested[kind] += len(rows) * (len(pair) == 1)
-                assert not np.intersect1d(rows, training).size
-                shared = np.isin(classes[rows], classes[training])
-                assert shared.all() if kind == "known" else not shared.any()
-        others = [
-            nested.tests(other, kind, pair)
-            for pair in PAIRS
-            if part in pair
-            for other in pair
-            if other != part
-            for kind in KINDS
+        training = selection.training(part)
+        for kind in KINDS:
+            tests = selection.tests(part, kind)
+            rows = selection.queries[tests]
+            assert not np.intersect1d(rows, training).size
+            shared = np.isin(classes[rows], classes[training])
+            assert shared.all() if kind == "known" else not shared.any()
+            tested += rows.tolist() if kind == "unseen" else []
+            for other in set(range(PARTS)) - {part}:
+                chose = np.concatenate([selection.tests(other, by, part) for by in KINDS])
+                assert len(chose)
+                assert not np.intersect1d(tests, chose).size
+    assert sorted(tested) == list(range(len(classes))), "each image is a test of its class once"
+
+
+def test_choice_of_each_part_by_the_others() -> None:
+    """By brute force over queries: what was chosen without a part, and what is measured on it."""
+    random = np.random.default_rng(4)
+    classes = np.repeat(np.arange(16), 5)
+    selection = Selection(classes, 1)
+    queries = np.arange(len(classes))
+    assert np.array_equal(selection.queries, queries)
+    before = random.random((len(queries), 2))
+    values = random.random((3, PARTS, 2, len(queries), 2))
+    part_of = {kind: np.full(len(queries), -1) for kind in KINDS}
+    for part in range(PARTS):
+        for kind in KINDS:
+            part_of[kind][selection.tests(part, kind)] = part
+    expected = []
+    for part in range(PARTS):
+        clean = [
+            query for query in queries if part not in (part_of["known"][query], part_of["unseen"][query])
         ]
-        unseen = nested.tests(part, "unseen")
-        assert not np.intersect1d(np.concatenate(others), unseen).size
-    assert tested["unseen"] == len(classes), "each class is a test once"
+        ratios = np.zeros((3, 2, 2))
+        for trial, variant, number in np.ndindex(ratios.shape):
+            of = part_of[KINDS[number]]
+            used = [query for query in clean if of[query] >= 0]
+            new = [values[trial, of[query], variant, query, 0] for query in used]
+            ratios[trial, variant, number] = np.mean(new) / before[used, 0].mean()
+        smaller = ratios.min(2)
+        good = smaller >= smaller.max() - 0.1 * max(smaller.max() - 1, 0)
+        best = np.unravel_index(np.where(good, ratios.mean(2), -1).argmax(), good.shape)
+        choice, ratio = selection.choose("both", before, [Tried(one, 0) for one in values], part)
+        assert (choice.trial, choice.variant) == best
+        assert ratio == pytest.approx(smaller[best])
+        rows = np.flatnonzero(part_of["unseen"] == part)
+        expected += (values[best[0], part, best[1]][rows] - before[rows]).tolist()
+    gain = selection.gains_of_choice("both", before, [Tried(one, 0) for one in values])["unseen"]
+    assert gain is not None
+    assert gain.metrics["map_at_r"].difference == pytest.approx(np.mean(expected, axis=0)[0])
 
 
 def test_within_class_whitening() -> None:
@@ -235,6 +260,38 @@ def test_journal(tmp_path: Path) -> None:
     assert [file.name for file in (tmp_path / "j").iterdir()] == ["mine.txt"]
 
 
+class Clock:
+    """Clock that stands still but for what is slept."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("minutes", [2, 4])
+def test_trials_end_in_time(minutes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They leave the time for one more fit, that of the layer to apply, and would not for one more trial."""
+    clock = Clock()
+    learn, each = trials.learn, 9.0
+    monkeypatch.setattr(improvement, "time", clock)
+
+    def slow(*given: Any, **options: Any) -> np.ndarray:
+        clock.sleep(each)
+        return learn(*given, **options)
+
+    monkeypatch.setattr(trials, "learn", slow)
+    facts = run(str(fill(tmp_path, half_labelled()).folder), "--minutes", str(minutes))
+    left = 1000 + 60 * minutes - clock.now
+    assert facts["not_tried"]
+    assert each < left < (PARTS + 1) * each + 1
+
+
 @pytest.mark.usefixtures("quick")
 def test_killed_run_continues(tmp_path: Path) -> None:
     """What was finished before a kill is not done again; the result is that of a run that was not killed."""
@@ -243,7 +300,7 @@ def test_killed_run_continues(tmp_path: Path) -> None:
     words = [sys.executable, "-c", QUICK_RUN, "improve", str(gallery.folder), "--minutes", "0"]
     process = subprocess.Popen(words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
-        while len(list(folder.glob("*/*.npz"))) < 9:  # re-ranking, whitening, and two learned layers
+        while len(list(folder.glob("*/*.npz"))) < 9:  # re-ranking, whitening, and learned layers
             assert process.poll() is None
             time.sleep(0.01)
     finally:
