@@ -72,12 +72,12 @@ def gate(
 def _by_data(old: str, new: str, data: str, runtime: Runtime) -> tuple[Verdict, str]:
     from retrieval.evaluation.comparison import Contender, compare_reports
     from train import data as data_sets
-    from train.experiments.evaluation import evaluate_target
+    from train.experiments.evaluation import evaluate_opened
+    from train.experiments.targets import open_target
 
     dataset = data_sets.load(data)
-    reports = [
-        evaluate_target(Path(target), dataset, runtime=runtime, show_progress=True) for target in (old, new)
-    ]
+    opened = [open_target(Path(target), None, runtime) for target in (old, new)]  # before minutes of work
+    reports = [evaluate_opened(target, dataset, show_progress=True) for target in opened]
     names = [old, new] if old != new else [f"{old} (old)", f"{new} (new)"]
     contenders = [Contender(name, (report,)) for name, report in zip(names, reports, strict=True)]
     return _verdict(compare_reports(contenders).pairs)
@@ -100,6 +100,9 @@ def _by_galleries(old: str, new: str) -> tuple[Verdict, str] | None:
 def _by_reports(arguments: list[str]) -> tuple[Verdict, str]:
     from retrieval.evaluation.comparison import compare_reports, load_contenders
 
+    for argument in arguments:
+        if Path(argument).suffix == ".onnx":
+            raise InputError(f"{argument}: a model needs --data, labelled images to measure both on")
     return _verdict(compare_reports(load_contenders(arguments)).pairs)
 
 

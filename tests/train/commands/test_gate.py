@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 
 from retrieval import Gallery
+from retrieval.model.layer import Layer
 from retrieval.storage.records import FileStamp, NewItem
-from tests.conftest import lookalike_here
+from tests.conftest import draw_classes, lookalike_here
 from tests.retrieval.filling import DIM, small_gallery
+from tests.serve.model import write_model
+from train.layers.folding import append_layer
 
 CLASSES, EACH = 16, 5
 
@@ -66,3 +69,19 @@ def test_reports_and_what_cannot_be_compared(tmp_path: Path) -> None:
     assert not facts["passes"]
     assert facts["verdict"]["changes"]["map_at_r"]["class_interval"][1] < 0
     run(good, str(tmp_path / "nothing"), code=2)
+
+
+def test_models_on_labelled_images(tmp_path: Path) -> None:
+    """Of two models, one keeps one direction of the other's embedding."""
+    shop = f"folder:{draw_classes(tmp_path / 'shop', 12, 4)}"
+    good, bad, nothing = (str(tmp_path / name) for name in ("good.onnx", "bad.onnx", "nothing.onnx"))
+    write_model(Path(good))
+    one = Layer(np.random.default_rng(0).normal(size=(1, DIM)).astype(np.float32), np.zeros(DIM, np.float32))
+    append_layer(Path(good), one, Path(bad), {})
+    facts = run(bad, good, "--data", shop, "--require", "gain", code=0)
+    assert facts["verdict"]["outcome"] == "more"
+    assert facts["verdict"]["changes"]["map_at_r"]["class_interval"][0] > 0
+    assert run(good, bad, "--data", shop, code=1)["verdict"]["outcome"] == "less"
+    err = lookalike_here("gate", good, nothing, "--data", shop, code=2).stderr
+    assert "nothing.onnx: there is no such model file" in err
+    assert "a model needs --data" in lookalike_here("gate", good, bad, code=2).stderr
