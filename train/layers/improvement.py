@@ -196,7 +196,7 @@ class _Trials:
         lines = [
             *_table(rows),
             f"intervals: over classes, 95% for all {len(rows)} rows together; differences to the gallery as "
-            "it is, in points",
+            "it is, in points; only labelled images are searched",
             "",
             f"best: {what}" if ratio > 1 else "best: the gallery as it is",
             "the choice among all of them, on classes and images that it has not used:",
@@ -411,6 +411,20 @@ def _refusal(gains: Mapping[Kind, Gain | None], purpose: Purpose, *, is_nothing:
     if is_nothing or not reasons:
         reasons = ["nothing that was tried helps here"]
     return f"{' and '.join(reasons)}; {advice}"
+
+
+def _certain_alone(selection: Selection, before: np.ndarray, tried: Sequence[Tried]) -> list[str]:
+    """Return a line for each kind of images that certainly gains if it alone has to."""
+    lines = []
+    for kind in KINDS:
+        gain = selection.gains_of_choice(kind, before, tried, len(KINDS), may_decline=True)[kind]
+        if gain is not None and gain.is_proven:
+            change = gain.metrics[METRICS[0]]
+            spread = spread_text(change.difference, change.low, change.high)
+            lines.append(
+                f"certain with --for {kind}: {METRIC_TITLES[METRICS[0]]} {spread} for {TITLES[kind]}"
+            )
+    return lines
 
 
 def _more(gallery: Path, left: Sequence[Trial], seconds: float) -> list[str]:

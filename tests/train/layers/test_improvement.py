@@ -171,6 +171,17 @@ def test_choice_finds_a_layer_that_helps() -> None:
     assert difference == pytest.approx(0.1, abs=0.03)
 
 
+def test_what_gains_for_known_classes_alone_is_named() -> None:
+    selection = Selection(np.repeat(np.arange(40), 8), 0)
+    before = np.full((320, 2), 0.5)
+    tried = noise(selection, 5, np.random.default_rng(2))
+    assert not improvement._certain_alone(selection, before, tried)
+    for part in range(PARTS):
+        tried[3].values[part, :, selection.tests(part, "known")] += 0.1
+    (line,) = improvement._certain_alone(selection, before, tried)
+    assert line.startswith("certain with --for known: MAP@R +")
+
+
 def test_what_measures_has_neither_taught_nor_chosen() -> None:
     """Held-out classes have no row among those that were learned from, held-out images not their own."""
     classes = np.repeat(np.arange(20), 6)
