@@ -259,9 +259,10 @@ def improve(
     The table has what each method gains for held-out images of known classes and for held-out classes, with
     intervals over classes that hold for all rows together. The gain of the best is measured apart: classes
     and images are divided into four parts, the whole choice is made by three of them and measured on the
-    fourth, in turn. It has not used what it is measured on, however much was tried. If that gain is not
-    certain, nothing is applied, and the exit code is 1. After --apply the gallery is calibrated with the
-    same labels, as by `lookalike calibrate`, if the error on held-out classes is at most 5 points.
+    fourth, in turn. Nothing that it is measured on has chosen it, however much was tried. Only labelled
+    images are searched. If that gain is not certain, nothing is applied, and the exit code is 1. After
+    --apply the gallery is calibrated with the same labels, as by `lookalike calibrate`, if the error on
+    held-out classes is at most 5 points.
 
     Finished trials are kept in GALLERY.improve until a layer is applied: an interrupted run continues.
     Without labels, whitening is tried by augmented copies of the images, as by `lookalike adapt`.

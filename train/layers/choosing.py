@@ -5,7 +5,7 @@ without the classes of the part, and without its images of the other classes. Th
 the layer. The whole selection is made once for each part, by the queries that no class and no image of the
 part is among, and measured on the part with the layer that was learned without it. So every class and every
 image is a test once, and has chosen nothing that it tests; the layers that others chose by have learned from
-it. This is the cross-validated selection of Tsamardinos, Greasidou and Borboudakis (2018, "Bootstrapping the
+it. This is done in the manner of Tsamardinos, Greasidou and Borboudakis (2018, "Bootstrapping the
 out-of-sample predictions for efficient and accurate cross-validation"), with parts in place of bootstrap
 samples. It needs a fit for each part, not one for each pair of parts, as nesting would.
 """
