@@ -201,6 +201,7 @@ class _Trials:
             f"best: {what}" if ratio > 1 else "best: the gallery as it is",
             "the choice among all of them, on classes and images that it has not used:",
             *gain_lines(gains),
+            *(_relative(gains) if len(self._lesson.others) else []),
             *warnings,
             "",
             *more,
@@ -411,6 +412,18 @@ def _refusal(gains: Mapping[Kind, Gain | None], purpose: Purpose, *, is_nothing:
     if is_nothing or not reasons:
         reasons = ["nothing that was tried helps here"]
     return f"{' and '.join(reasons)}; {advice}"
+
+
+def _relative(gains: Mapping[Kind, Gain | None]) -> list[str]:
+    """Return what to expect of a gallery with more images than the labelled ones."""
+    texts = []
+    for kind, gain in gains.items():
+        change = gain and gain.metrics[METRICS[0]]
+        if change and change.before > 0:
+            shares = [value / change.before for value in (change.difference, change.low, change.high)]
+            texts.append("{} {:+.0%} ({:+.0%} to {:+.0%})".format(_SHORT[kind], *shares))
+    title = METRIC_TITLES[METRICS[0]]
+    return [f"relative to before, {title} as expected of all images: {', '.join(texts)}"] if texts else []
 
 
 def _certain_alone(selection: Selection, before: np.ndarray, tried: Sequence[Tried]) -> list[str]:

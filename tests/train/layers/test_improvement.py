@@ -86,6 +86,9 @@ def test_gain_holds_on_classes_that_were_never_labelled(tmp_path: Path) -> None:
     vectors, classes = classes_in_noise(CLASSES, EACH)
     facts = run(folder, "--minutes", "0")
     assert (facts["accepted"], facts["improved"]) == (True, False)
+    text = lookalike_here("improve", folder, "--minutes", "0").stdout
+    change = facts["gains"]["unseen"]["metrics"]["map_at_r"]
+    assert f"unseen classes {change['difference'] / change['before']:+.0%} (" in text
     assert facts["not_tried"], "no time for more"
     assert {row["method"] for row in facts["tried"]} >= {"whitening", "taught layer"}
     assert not gallery.changed()
