@@ -415,7 +415,7 @@ def _refusal(gains: Mapping[Kind, Gain | None], purpose: Purpose, *, is_nothing:
 
 
 def _relative(gains: Mapping[Kind, Gain | None]) -> list[str]:
-    """Return what to expect of a gallery with more images than the labelled ones."""
+    """Return a line for a gallery with more images than the labelled ones, which are all that is searched."""
     texts = []
     for kind, gain in gains.items():
         change = gain and gain.metrics[METRICS[0]]
@@ -423,7 +423,8 @@ def _relative(gains: Mapping[Kind, Gain | None]) -> list[str]:
             shares = [value / change.before for value in (change.difference, change.low, change.high)]
             texts.append("{} {:+.0%} ({:+.0%} to {:+.0%})".format(_SHORT[kind], *shares))
     title = METRIC_TITLES[METRICS[0]]
-    return [f"relative to before, {title} as expected of all images: {', '.join(texts)}"] if texts else []
+    line = f"relative to before, {title}: {', '.join(texts)}; among all images, points are fewer"
+    return [line] if texts else []
 
 
 def _certain_alone(selection: Selection, before: np.ndarray, tried: Sequence[Tried]) -> list[str]:
