@@ -71,7 +71,7 @@ class Folds:
     def _choose_searched(self, sizes: np.ndarray, ranks: np.ndarray, most: int) -> np.ndarray:
         kept = np.minimum(sizes, _MOST_OF_A_CLASS)
         chosen = self._random.permutation(len(sizes))
-        chosen = chosen[: max(FEWEST_CLASSES, int(np.searchsorted(np.cumsum(kept[chosen]), most)))]
+        chosen = chosen[: max(FEWEST_CLASSES, int(np.searchsorted(np.cumsum(kept[chosen]), most, "right")))]
         return np.flatnonzero(np.isin(self._numbers, chosen) & (ranks < _MOST_OF_A_CLASS))
 
     def split(self, fold: int) -> Split:
