@@ -21,7 +21,6 @@ from train.layers.folds import KINDS, Folds, Kind
 from train.layers.measuring import Gain, Purpose, gain_over, kinds, relative_gains
 
 PARTS = 4
-_MOST_SEARCHED = 5000
 _MOST_QUERIES = 1600
 _ALIKE = 0.1  # share of a gain by which another one may be smaller and still count as the same
 
@@ -54,6 +53,7 @@ class Selection:
     Args:
         classes: Class of each labelled row, int [N].
         seed: Random seed.
+        most: Number of labelled rows to search, at most.
 
     Attributes:
         searched: Labelled rows that are searched, int64 [m], ascending.
@@ -61,8 +61,8 @@ class Selection:
         classes: Class of each query, int [q].
     """
 
-    def __init__(self, classes: np.ndarray, seed: int) -> None:
-        self._folds = folds = Folds(classes, PARTS, seed, _MOST_SEARCHED)
+    def __init__(self, classes: np.ndarray, seed: int, most: int) -> None:
+        self._folds = folds = Folds(classes, PARTS, seed, most)
         self.searched = folds.searched
         queries = np.flatnonzero(folds.answerable)
         if len(queries) > _MOST_QUERIES:
@@ -98,7 +98,7 @@ class Selection:
 
         Args:
             purpose: Kinds of images that count.
-            before: Metrics with the present vectors, float [q, metrics].
+            before: Metrics with the present vectors by part, float [parts, q, metrics].
             tried: What the trials found.
             without: The part that does not choose.
 
@@ -113,7 +113,7 @@ class Selection:
             for kind, cells in tests.items():
                 if any(len(rows) for _, rows in cells):
                     after = np.concatenate([one.values[part][:, rows, 0] for part, rows in cells], axis=1)
-                    old = np.concatenate([before[rows, 0] for _, rows in cells])
+                    old = np.concatenate([before[part, rows, 0] for part, rows in cells])
                     means[kind] = np.array([old.mean(), *after.mean(1)])
             ratios = [relative_gains(some, means) for some in (purpose, *kinds(purpose))]
             smaller, *single = [ratio for ratio in ratios if ratio is not None] or [np.ones(1)]
@@ -147,24 +147,27 @@ class Selection:
         for part in range(PARTS):
             choice, ratio = self.choose(purpose, before, tried, part)
             declines = may_decline and ratio <= 1
-            after.append(before if declines else tried[choice.trial].values[part, choice.variant])
-        return self.gains(before, after, comparisons)
+            after.append(before[part] if declines else tried[choice.trial].values[part, choice.variant])
+        return self.gains(before, np.stack(after), comparisons)
 
     def gains(
-        self, before: np.ndarray, after: Sequence[np.ndarray], comparisons: int = 1
+        self, before: np.ndarray, after: np.ndarray, comparisons: int = 1
     ) -> Mapping[Kind, Gain | None]:
         """Return the gain of each kind over the tests of all parts.
 
         Args:
-            before: Metrics with the present vectors, float [q, metrics].
-            after: Metrics by part, float [q, metrics] each; nan for queries to leave out.
+            before: Metrics with the present vectors by part, float [parts, q, metrics].
+            after: The same with other vectors; nan for queries to leave out.
             comparisons: Number of gains whose intervals are to hold together.
         """
         found: dict[Kind, Gain | None] = {}
         for kind in KINDS:
             rows = [self.tests(part, kind) for part in range(PARTS)]
-            values = np.concatenate([after[part][tests] for part, tests in enumerate(rows)])
-            there = ~np.isnan(values).any(1)
+            old, new = (
+                np.concatenate([values[part][tests] for part, tests in enumerate(rows)])
+                for values in (before, after)
+            )
+            there = ~np.isnan(new).any(1)
             tested = np.concatenate(rows)[there]
-            found[kind] = gain_over(kind, self.classes[tested], before[tested], values[there], comparisons)
+            found[kind] = gain_over(kind, self.classes[tested], old[there], new[there], comparisons)
         return found

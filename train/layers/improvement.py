@@ -32,10 +32,12 @@ from train.layers.measuring import METRICS, Gain, Purpose, kinds, query_values
 from train.layers.settings import TeachingConfig
 from train.layers.teaching import METRIC_TITLES, TITLES, gain_lines, losses_in, spread_text
 from train.layers.trials import TRIALS, Trial, Workbench
-from train.layers.whitening import FEWEST_CLASSES, FEWEST_QUERIES, fit_whitening
+from train.layers.whitening import FEWEST_CLASSES, FEWEST_QUERIES, NO_CLASS, fit_whitening
 
 SEED = 0
 MOST_LEARNED = 50_000  # labelled images that trials learn from; the layer that is applied learns from all
+MOST_SEARCHED = 5000  # images, labelled and others in proportion, but of the labelled ones at least:
+_FEWEST_LABELLED = 2000
 _RERANKED = 200  # queries
 # Rows best first, of all vectors, their cosines to the query, and its own row.
 Rerank = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
@@ -156,20 +158,27 @@ class _Trials:
             some = np.sort(np.random.default_rng(SEED).permutation(len(vectors))[:MOST_LEARNED])
             vectors, classes = vectors[some], classes[some]
         self._vectors, self._classes = vectors, classes
-        given = [array.tobytes() for array in (vectors, classes, others)]
+        share = len(lesson.vectors) / len(gallery)
+        most = max(round(MOST_SEARCHED * share), _FEWEST_LABELLED)
+        self._selection = selection = Selection(classes, SEED, most)
+        everything = np.concatenate([lesson.vectors, others])
+        # What has no label is searched and counts as wrong: rather too small a gain than too large a one.
+        count = MOST_SEARCHED - len(selection.searched)
+        others = others[np.sort(np.random.default_rng(SEED).permutation(len(others))[:count])]
+        searched = np.concatenate([vectors[selection.searched], others])
+        self._searched_classes = np.append(classes[selection.searched], np.full(len(others), NO_CLASS))
+        self._places = np.searchsorted(selection.searched, selection.queries)
+        rows = np.append(selection.searched, np.full(len(others), -1))
+        # What was learned from stands apart from all else, so that even random labels would seem to help.
+        self._unlearned = [np.flatnonzero(~np.isin(rows, selection.training(part))) for part in range(PARTS)]
+        given = [array.tobytes() for array in (vectors, classes, lesson.others, self._searched_classes)]
         self._journal = Journal(
             journal_folder(gallery.folder), [*given, repr((SEED, PARTS, TeachingConfig())).encode()]
         )
-        self._selection = selection = Selection(classes, SEED)
-        everything = np.concatenate([lesson.vectors, lesson.others])
-        # What is not labelled is unjudged, not wrong: it is left out (condensed lists; Sakai 2007).
-        searched = vectors[selection.searched]
-        self._searched_classes = classes[selection.searched]
-        self._places = np.searchsorted(selection.searched, selection.queries)
         self._bench = Workbench(
             everything, searched, fit_starts(everything, (0.0, 0.5), TeachingConfig().dim), SEED
         )
-        self._before = self._values(searched, np.arange(len(selection.queries)))
+        self._before = np.stack([self._values(searched, part) for part in range(PARTS)])
         self._slowest = 0.0  # seconds of a learned layer, one part
 
     def fit(self) -> Fit:
@@ -196,12 +205,12 @@ class _Trials:
         lines = [
             *_table(rows),
             f"intervals: over classes, 95% for all {len(rows)} rows together; differences to the gallery as "
-            "it is, in points; only labelled images are searched",
+            "it is, in points",
             "",
             f"best: {what}" if ratio > 1 else "best: the gallery as it is",
             "the choice among all of them, on classes and images that it has not used:",
             *gain_lines(gains),
-            *(_relative(gains) if len(self._lesson.others) else []),
+            *self._searched_lines(),
             *warnings,
             "",
             *more,
@@ -250,6 +259,18 @@ class _Trials:
             forget=self._journal.delete,
         )
 
+    def _searched_lines(self) -> list[str]:
+        """Return what was searched, if it was not the labelled images alone."""
+        searched, images = len(self._searched_classes), len(self._gallery)
+        lines = []
+        if (self._searched_classes == NO_CLASS).any():
+            lines.append("images without a label count as wrong: the gain of unseen classes is at least this")
+        if searched < images:
+            lines.append(
+                f"searched: {searched:,} of {images:,} images; among all, less is found, before and after"
+            )
+        return lines
+
     def _try_all(self) -> tuple[Sequence[Trial], Sequence[Tried]]:
         """Run the trials that there is time for, and read earlier ones: closed forms and one more at least.
 
@@ -260,17 +281,16 @@ class _Trials:
         with Progress("trying", total, "layers") as progress:
             for trial in TRIALS:
                 must = trial.loss is None or all(one.loss is None for one in TRIALS[: len(tried)])
-                parts = range(PARTS) if trial.is_learned else [None]
+                fits = [[part] for part in range(PARTS)] if trial.is_learned else [[*range(PARTS)]]
                 found = list[Entry]()
-                for part in parts:
+                for parts in fits:
                     progress.update(0, note=trial.title)
-                    entry = self._entry(trial, part, must or self._has_time(len(parts) - len(found)))
+                    entry = self._entry(trial, parts, must or self._has_time(len(fits) - len(found)))
                     if entry is None:
                         return TRIALS[: len(tried)], tried
                     found.append(entry)
                     progress.update(1, note=trial.title)
-                values = np.stack([entry.values for entry in found])
-                values = np.broadcast_to(values, (PARTS, *values.shape[1:]))
+                values = np.concatenate([entry.values for entry in found])
                 tried.append(Tried(values, sum(entry.seconds for entry in found)))
         return TRIALS, tried
 
@@ -278,35 +298,42 @@ class _Trials:
         """Whether there is time for some fits, and for that of the layer to apply."""
         return time.monotonic() + (fits + 1) * self._slowest < self._deadline
 
-    def _entry(self, trial: Trial, part: int | None, may_work: bool) -> Entry | None:
-        """Return the values of a trial learned without a part, float32 [variants, q, metrics].
+    def _entry(self, trial: Trial, parts: Sequence[int], may_work: bool) -> Entry | None:
+        """Return the values of a trial learned without some parts, float32 [parts, variants, q, metrics].
 
         `None`: it is not in the journal, and must not be worked out.
         """
-        name = f"{trial.work} without {part}"
+        name = f"{trial.work} without {parts}"
         entry = self._journal.read(name)
         if entry is None:
             if not may_work:
                 return None
             began = time.monotonic()
-            matrix, rows = None, np.arange(len(self._places))
-            if part is not None:
-                training = self._selection.training(part)
+            matrix = None
+            if trial.is_learned:
+                training = self._selection.training(*parts)
                 matrix = self._bench.matrix(trial, self._vectors[training], self._classes[training])
-                rows = np.union1d(*(self._selection.tests(part, kind) for kind in KINDS))
-            shape = (len(self._bench.variants(trial)), len(self._places), len(METRICS))
-            values = np.full(shape, np.nan, np.float32)
-            for number, moved in enumerate(self._bench.moved(trial, matrix)):
-                values[number, rows] = self._values(moved, rows)
-            entry = Entry(values, time.monotonic() - began)
+            values = [
+                [self._values(moved, part) for part in parts] for moved in self._bench.moved(trial, matrix)
+            ]
+            entry = Entry(np.stack(values, axis=1), time.monotonic() - began)
             self._journal.write(name, entry)
         if trial.loss is not None:
             self._slowest = max(self._slowest, entry.seconds)
         return entry
 
-    def _values(self, vectors: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Return the metrics of some queries among all vectors, float64 [n, metrics]."""
-        return query_values(vectors, self._searched_classes, self._places[rows])
+    def _values(self, vectors: np.ndarray, part: int) -> np.ndarray:
+        """Return the metrics of the queries that test a part, float32 [q, metrics]; of the others nan.
+
+        Known classes are searched for among all images, unseen ones among those that nothing is learned from.
+        """
+        values = np.full((len(self._places), len(METRICS)), np.nan, np.float32)
+        kept = self._unlearned[part]
+        known, unseen = (self._selection.tests(part, kind) for kind in KINDS)
+        values[known] = query_values(vectors, self._searched_classes, self._places[known])
+        places = np.searchsorted(kept, self._places[unseen])
+        values[unseen] = query_values(vectors[kept], self._searched_classes[kept], places)
+        return values
 
     def _rows(self, trials: Sequence[Trial], tried: Sequence[Tried]) -> list[Row]:
         """Return the rows of the table: methods, in the order of the trials, and options of a search."""
@@ -322,13 +349,14 @@ class _Trials:
         return rows
 
     def _rerank(self, name: str, rerank: Rerank) -> Entry:
-        """Return the metrics of some queries after re-ranking, with the present vectors."""
+        """Return the metrics of some queries among all images, before and after re-ranking."""
         entry = self._journal.read(name)
         if entry is None:
             began = time.monotonic()
             queries = np.random.default_rng(SEED).permutation(len(self._places))[:_RERANKED]
             searched, classes, places = self._bench.searched, self._searched_classes, self._places
-            values = np.full(self._before.shape, np.nan, np.float32)
+            before = query_values(searched, classes, places)
+            after = np.full_like(before, np.nan)
             with Progress(name, len(queries), "queries") as progress:
                 for query in np.sort(queries).tolist():
                     place = int(places[query])
@@ -337,16 +365,17 @@ class _Trials:
                     relevant = int((classes == classes[place]).sum()) - 1
                     head = right[:relevant]
                     precision = head * np.cumsum(head) / np.arange(1, len(head) + 1)
-                    values[query] = precision.sum() / relevant, right[0]
+                    after[query] = precision.sum() / relevant, right[0]
                     progress.update(1)
-            entry = Entry(values, time.monotonic() - began)
+            entry = Entry(np.stack([before, after]), time.monotonic() - began)
             self._journal.write(name, entry)
         return entry
 
     def _option(self, name: str, rerank: Rerank, comparisons: int) -> Row:
         """Return what re-ranking gains."""
         entry = self._rerank(name, rerank)
-        gains = self._selection.gains(self._before, [entry.values] * PARTS, comparisons)
+        before, after = np.stack([entry.values] * PARTS, axis=1)
+        gains = self._selection.gains(before, after, comparisons)
         return Row(f"search --rerank {name}", 1, gains, entry.seconds, is_option=True)
 
     def _layer(self, trial: Trial, variant: float) -> Layer:
@@ -412,19 +441,6 @@ def _refusal(gains: Mapping[Kind, Gain | None], purpose: Purpose, *, is_nothing:
     if is_nothing or not reasons:
         reasons = ["nothing that was tried helps here"]
     return f"{' and '.join(reasons)}; {advice}"
-
-
-def _relative(gains: Mapping[Kind, Gain | None]) -> list[str]:
-    """Return a line for a gallery with more images than the labelled ones, which are all that is searched."""
-    texts = []
-    for kind, gain in gains.items():
-        change = gain and gain.metrics[METRICS[0]]
-        if change and change.before > 0:
-            shares = [value / change.before for value in (change.difference, change.low, change.high)]
-            texts.append("{} {:+.0%} ({:+.0%} to {:+.0%})".format(_SHORT[kind], *shares))
-    title = METRIC_TITLES[METRICS[0]]
-    line = f"relative to before, {title}: {', '.join(texts)}; among all images, points are fewer"
-    return [line] if texts else []
 
 
 def _certain_alone(selection: Selection, before: np.ndarray, tried: Sequence[Tried]) -> list[str]:

@@ -27,6 +27,7 @@ from train.layers.choosing import PARTS, Selection, Tried
 from train.layers.folds import KINDS
 from train.layers.improvement import journal_folder
 from train.layers.journal import Entry, Journal
+from train.layers.lesson import Lesson
 from train.layers.trials import within_class_whitening
 
 CLASSES, EACH = 40, 8
@@ -87,8 +88,7 @@ def test_gain_holds_on_classes_that_were_never_labelled(tmp_path: Path) -> None:
     facts = run(folder, "--minutes", "0")
     assert (facts["accepted"], facts["improved"]) == (True, False)
     text = lookalike_here("improve", folder, "--minutes", "0").stdout
-    change = facts["gains"]["unseen"]["metrics"]["map_at_r"]
-    assert f"unseen classes {change['difference'] / change['before']:+.0%} (" in text
+    assert "images without a label count as wrong: the gain of unseen classes is at least this" in text
     assert facts["not_tried"], "no time for more"
     assert {row["method"] for row in facts["tried"]} >= {"whitening", "taught layer"}
     assert not gallery.changed()
@@ -105,8 +105,7 @@ def test_gain_holds_on_classes_that_were_never_labelled(tmp_path: Path) -> None:
     gain = facts["gains"]["unseen"]["metrics"]["map_at_r"]
     assert gain["low"] > 0
     measured = after - precision(vectors, classes, unseen)
-    assert measured > 0
-    assert gain["low"] - 0.05 < measured < gain["high"] + 0.05
+    assert measured > gain["low"]
     (note,) = improved.embedder.provenance["layers"]
     assert note["command"] == "improve"
     assert note["gains"] == facts["gains"]
@@ -139,7 +138,7 @@ def noise(selection: Selection, layers: int, random: np.random.Generator, effect
 
 def gain_of_choice(selection: Selection, tried: list[Tried]) -> tuple[float, float, float]:
     """Return difference and interval of the choice among trials, made by the other parts."""
-    before = np.full((len(selection.queries), 2), 0.5)
+    before = np.full((PARTS, len(selection.queries), 2), 0.5)
     gain = selection.gains_of_choice("unseen", before, tried, may_decline=True)["unseen"]
     assert gain is not None
     change = gain.metrics["map_at_r"]
@@ -148,9 +147,9 @@ def gain_of_choice(selection: Selection, tried: list[Tried]) -> tuple[float, flo
 
 def test_choice_among_many_useless_layers_gains_nothing() -> None:
     """The best looks good on the queries that chose it; what is printed does not, as often as it says."""
-    selection = Selection(np.repeat(np.arange(40), 8), 0)
+    selection = Selection(np.repeat(np.arange(40), 8), 0, 320)
     random = np.random.default_rng(0)
-    before = np.full((320, 2), 0.5)
+    before = np.full((PARTS, 320, 2), 0.5)
     differences, accepted, flattered = [], 0, []
     for _ in range(40):
         tried = noise(selection, 40, random)
@@ -164,7 +163,7 @@ def test_choice_among_many_useless_layers_gains_nothing() -> None:
 
 
 def test_choice_finds_a_layer_that_helps() -> None:
-    selection = Selection(np.repeat(np.arange(40), 8), 0)
+    selection = Selection(np.repeat(np.arange(40), 8), 0, 320)
     random = np.random.default_rng(1)
     difference, low, high = gain_of_choice(
         selection, [*noise(selection, 30, random), *noise(selection, 1, random, 0.1)]
@@ -175,8 +174,8 @@ def test_choice_finds_a_layer_that_helps() -> None:
 
 
 def test_what_gains_for_known_classes_alone_is_named() -> None:
-    selection = Selection(np.repeat(np.arange(40), 8), 0)
-    before = np.full((320, 2), 0.5)
+    selection = Selection(np.repeat(np.arange(40), 8), 0, 320)
+    before = np.full((PARTS, 320, 2), 0.5)
     tried = noise(selection, 5, np.random.default_rng(2))
     assert not improvement._certain_alone(selection, before, tried)
     for part in range(PARTS):
@@ -188,7 +187,7 @@ def test_what_gains_for_known_classes_alone_is_named() -> None:
 def test_what_measures_has_neither_taught_nor_chosen() -> None:
     """Held-out classes have no row among those that were learned from, held-out images not their own."""
     classes = np.repeat(np.arange(20), 6)
-    selection = Selection(classes, 3)
+    selection = Selection(classes, 3, len(classes))
     tested = []
     for part in range(PARTS):
         training = selection.training(part)
@@ -210,10 +209,10 @@ def test_choice_of_each_part_by_the_others() -> None:
     """By brute force over queries: what was chosen without a part, and what is measured on it."""
     random = np.random.default_rng(4)
     classes = np.repeat(np.arange(16), 5)
-    selection = Selection(classes, 1)
+    selection = Selection(classes, 1, len(classes))
     queries = np.arange(len(classes))
     assert np.array_equal(selection.queries, queries)
-    before = random.random((len(queries), 2))
+    before = random.random((PARTS, len(queries), 2))
     values = random.random((3, PARTS, 2, len(queries), 2))
     part_of = {kind: np.full(len(queries), -1) for kind in KINDS}
     for part in range(PARTS):
@@ -229,7 +228,8 @@ def test_choice_of_each_part_by_the_others() -> None:
             of = part_of[KINDS[number]]
             used = [query for query in clean if of[query] >= 0]
             new = [values[trial, of[query], variant, query, 0] for query in used]
-            ratios[trial, variant, number] = np.mean(new) / before[used, 0].mean()
+            old = [before[of[query], query, 0] for query in used]
+            ratios[trial, variant, number] = np.mean(new) / np.mean(old)
         smaller = ratios.min(2)
         good = smaller >= smaller.max() - 0.1 * max(smaller.max() - 1, 0)
         best = np.unravel_index(np.where(good, ratios.mean(2), -1).argmax(), good.shape)
@@ -237,10 +237,78 @@ def test_choice_of_each_part_by_the_others() -> None:
         assert (choice.trial, choice.variant) == best
         assert ratio == pytest.approx(smaller[best])
         rows = np.flatnonzero(part_of["unseen"] == part)
-        expected += (values[best[0], part, best[1]][rows] - before[rows]).tolist()
+        expected += (values[best[0], part, best[1]][rows] - before[part, rows]).tolist()
     gain = selection.gains_of_choice("both", before, [Tried(one, 0) for one in values])["unseen"]
     assert gain is not None
     assert gain.metrics["map_at_r"].difference == pytest.approx(np.mean(expected, axis=0)[0])
+
+
+def some_trials(gallery: Gallery, vectors: np.ndarray, classes: np.ndarray) -> improvement._Trials:
+    """Trials on the labels of the first vectors; those of the others are -1."""
+    labelled = classes >= 0
+    lesson = Lesson(vectors[labelled], classes[labelled], vectors[~labelled], int(labelled.sum()), 0)
+    return improvement._Trials(gallery, lesson, "both", 0.0)
+
+
+def test_what_is_searched(tmp_path: Path) -> None:
+    """By brute force: known classes among all images, unseen ones among those that were not learned from."""
+    gallery = fill(tmp_path, half_labelled())
+    vectors, classes = classes_in_noise(CLASSES, EACH)
+    classes = np.where(classes < CLASSES // 2, classes, -1)
+    found = some_trials(gallery, vectors, classes)
+    selection = found._selection
+    for part in range(PARTS):
+        values = found._before[part, :, 0]
+        learned = selection.training(part)
+        for kind in KINDS:
+            tests = selection.tests(part, kind)
+            kept = np.delete(np.arange(len(classes)), [] if kind == "known" else learned)
+            places = np.searchsorted(kept, selection.queries[tests])
+            expected = precision(vectors[kept], classes[kept], places)
+            assert values[tests].mean() == pytest.approx(expected, abs=1e-6)
+        tested = np.concatenate([selection.tests(part, kind) for kind in KINDS])
+        assert np.isnan(np.delete(values, tested)).all()
+
+
+def test_a_search_of_many_images_is_in_proportion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gallery = fill(tmp_path, half_labelled())
+    vectors, classes = classes_in_noise(CLASSES, EACH)
+    monkeypatch.setattr(improvement, "MOST_SEARCHED", 200)
+    monkeypatch.setattr(improvement, "_FEWEST_LABELLED", 40)
+    for count, labelled in ((20, 100), (5, 40)):  # of 40 classes
+        found = some_trials(gallery, vectors, np.where(classes < count, classes, -1))
+        searched = found._searched_classes
+        assert len(searched) == 200
+        assert labelled - EACH <= (searched >= 0).sum() <= labelled + EACH
+
+
+def test_random_labels_do_not_seem_to_help_unseen_classes(tmp_path: Path) -> None:
+    """Images that were learned from stand apart from all others, which helps whatever is searched for."""
+    gallery = fill(tmp_path, half_labelled())
+    trial = next(trial for trial in trials.TRIALS if trial.method == trials.WITHIN)
+    honest, flattered = [], []
+    for seed in range(16):
+        vectors = np.random.default_rng(seed).normal(size=(320, 128)).astype(np.float32)
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        classes = np.arange(320) // EACH
+        found = some_trials(gallery, vectors, classes)
+        selection = found._selection
+        after = np.zeros_like(found._before)
+        for part in range(PARTS):
+            entry = found._entry(trial, [part], may_work=True)
+            assert entry is not None
+            after[part] = entry.values[0, -1]
+            learned = selection.training(part)
+            *_, moved = found._bench.moved(
+                trial, found._bench.matrix(trial, vectors[learned], classes[learned])
+            )
+            rows = selection.queries[selection.tests(part, "unseen")]
+            flattered.append(precision(moved, classes, rows) - precision(vectors, classes, rows))
+        gain = selection.gains(found._before, after)["unseen"]
+        assert gain is not None
+        honest.append(gain.metrics["map_at_r"].difference)
+    assert np.mean(flattered) > 4 * np.std(flattered) / len(flattered) ** 0.5, "what is to be avoided"
+    assert abs(np.mean(honest)) < 3 * np.std(honest) / len(honest) ** 0.5
 
 
 def test_within_class_whitening() -> None:
