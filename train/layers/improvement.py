@@ -210,8 +210,8 @@ class _Trials:
             f"best: {what}" if ratio > 1 else "best: the gallery as it is",
             "the choice among all of them, on classes and images that it has not used:",
             *gain_lines(gains),
-            *self._searched_lines(),
             *warnings,
+            *self._searched_lines(),
             "",
             *more,
         ]
@@ -264,7 +264,10 @@ class _Trials:
         searched, images = len(self._searched_classes), len(self._gallery)
         lines = []
         if (self._searched_classes == NO_CLASS).any():
-            lines.append("images without a label count as wrong: the gain of unseen classes is at least this")
+            lines.append(
+                "images without a label count as wrong, which Recall@1 suffers from; what unseen classes "
+                "gain or lose in MAP@R is at least this"
+            )
         if searched < images:
             lines.append(
                 f"searched: {searched:,} of {images:,} images; among all, less is found, before and after"
