@@ -295,7 +295,10 @@ def _add_files(app: FastAPI) -> None:
 
 
 def _outline(service: SearchService) -> ASGIApp:
-    """Return an application that answers with the outline of the page, which asks again every second."""
+    """Return an application that answers with the outline of the page, which asks again every second.
+
+    Requests of a loaded page, and of Gradio's clients, are asked to come back.
+    """
     from serve.page.assets import page_options, render
 
     outline = render("first_paint", name=service.name, options=page_options())
@@ -303,7 +306,7 @@ def _outline(service: SearchService) -> ASGIApp:
     response = Response(document, media_type="text/html", headers={"Cache-Control": "no-store"})
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        if "text/html" in Headers(scope=scope).get("accept", ""):
+        if scope["path"].endswith("/") or "text/html" in Headers(scope=scope).get("accept", ""):
             await response(scope, receive, send)
         else:
             error = BusyError("the page is being loaded: try again in a moment", retry_after=1)
