@@ -17,7 +17,7 @@ import mmap
 import struct
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import accumulate, repeat
@@ -39,7 +39,7 @@ _START = 32  # of the offsets
 EARLIER = ".items.json"  # suffix of a file of the earlier format, until the segment is rewritten
 _EARLIER_START = b'{"crc":"%08x",'
 _decoder = json.JSONDecoder()
-_AT_ONCE = 1 << 13  # rows encoded at once
+AT_ONCE = 1 << 13  # rows encoded or copied at once
 
 # Id, the facts in the order of `Facts`, and the metadata.
 Row = tuple[Any, ...]
@@ -49,29 +49,43 @@ class DamagedError(Exception):
     """A file of a segment is missing or damaged; the message is its path."""
 
 
-def write(path: Path, ids: Sequence[int], facts: Facts, metadata: Columns) -> None:
-    """Write a file of facts atomically.
+def encoded(ids: Sequence[int], facts: Facts, metadata: Columns) -> Iterator[list[bytes]]:
+    """Yield the texts of rows, some thousands at a time.
 
     Args:
-        path: File to write.
         ids: Ids of n items.
         facts: Facts about them.
         metadata: Their metadata: n values by column.
     """
-    offsets, checksums = np.zeros(len(ids) + 1, "<i8"), np.zeros(len(ids), "<u4")
+    for start in range(0, len(ids), AT_ONCE):
+        some = slice(start, start + AT_ONCE)
+        described = {name: values[some] for name, values in metadata.items()}
+        yield _texts(ids[some], facts[some], described)
+
+
+def write(path: Path, count: int, texts: Iterable[Sequence[bytes]]) -> None:
+    """Write a file of facts atomically.
+
+    Args:
+        path: File to write.
+        count: Number of rows n.
+        texts: Their texts, in several lists.
+    """
+    offsets, checksums = np.zeros(count + 1, "<i8"), np.zeros(count, "<u4")
     offsets[0] = _START + offsets.nbytes + checksums.nbytes
     with atomic_write(path) as draft, draft.open("wb") as file:
         file.seek(int(offsets[0]))
-        for start in range(0, len(ids), _AT_ONCE):
-            some = slice(start, start + _AT_ONCE)
-            texts = _texts(ids[some], facts[some], {name: values[some] for name, values in metadata.items()})
-            end = start + len(texts)
-            offsets[start + 1 : end + 1] = np.fromiter(map(len, texts), np.int64, len(texts))
-            checksums[start:end] = np.fromiter(map(zlib.crc32, texts), np.int64, len(texts))
-            file.write(b"".join(texts))
+        start = 0
+        for some in texts:
+            end = start + len(some)
+            offsets[start + 1 : end + 1] = np.fromiter(map(len, some), np.int64, len(some))
+            checksums[start:end] = np.fromiter(map(zlib.crc32, some), np.int64, len(some))
+            file.write(b"".join(some))
+            start = end
+        assert start == count, (start, count)
         np.cumsum(offsets, out=offsets)
         file.seek(0)
-        file.write(_header(len(ids), int(offsets[-1])))
+        file.write(_header(count, int(offsets[-1])))
         file.write(offsets.tobytes())
         file.write(checksums.tobytes())
 
@@ -231,8 +245,8 @@ def check(path: Path, count: int) -> None:
         _earlier_rows(path.with_suffix(EARLIER))
         return
     file = FactsFile(path, count)
-    for start in range(0, count, _AT_ONCE):
-        file.texts(range(start, min(start + _AT_ONCE, count)))
+    for start in range(0, count, AT_ONCE):
+        file.texts(range(start, min(start + AT_ONCE, count)))
 
 
 def intact_rows(path: Path, count: int) -> list[Row | None]:

@@ -6,18 +6,18 @@ import json
 import sqlite3
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
 from retrieval.errors import InputError, LookalikeError
 from retrieval.files import now
-from retrieval.storage import database, schema
-from retrieval.storage.bulk import Columns
+from retrieval.storage import database, facts, schema, segments
 from retrieval.storage.items import ItemWriter, metadata_columns, read_facts
-from retrieval.storage.records import Facts, Segment
+from retrieval.storage.records import Segment
 from retrieval.storage.store import Store, insert_segment
 
 _AT_ONCE = 10_000  # items read at once
@@ -84,10 +84,40 @@ def _replace(db: sqlite3.Connection, replacement: Replacement) -> None:
         insert_segment(db, new, old[0].seg)
 
 
-def facts_of(store: Store, ids: np.ndarray) -> tuple[Facts, Columns]:
-    """Return facts and metadata of items, int64 [n], as columns of n values for the file of a segment."""
-    with store.reading() as db:
-        return read_facts(db, ids)
+def facts_of(store: Store, ids: np.ndarray) -> Iterator[list[bytes]]:
+    """Yield the facts about items, int64 [n], for the file of a segment, from the database."""
+    for start in range(0, len(ids), facts.AT_ONCE):
+        some = ids[start : start + facts.AT_ONCE]
+        with store.reading() as db:
+            known, metadata = read_facts(db, some)
+        yield from facts.encoded(some.tolist(), known, metadata)
+
+
+def facts_in(store: Store, segment: Segment, ids: np.ndarray, at: np.ndarray) -> Iterator[list[bytes]]:
+    """Yield the present facts about the items of rows of a segment, for the file of another one.
+
+    They are copied from the file of the segment, but for those that only the database has.
+
+    Args:
+        store: Gallery store.
+        segment: Segment.
+        ids: Ids of all its items, int64 [n].
+        at: Rows, int64 [m].
+    """
+    changed, file = changed_items(store), segments.open_facts(store.folder / "segments", segment)
+    for start in range(0, len(at), facts.AT_ONCE):
+        rows = at[start : start + facts.AT_ONCE]
+        some, texts = ids[rows], list[bytes]()
+        with suppress(facts.DamagedError):
+            texts = file.texts(rows.tolist()) if file else []
+        if not texts:
+            yield from facts_of(store, some)
+            continue
+        others = np.flatnonzero(np.isin(some, changed))
+        newer = chain.from_iterable(facts_of(store, some[others]))
+        for place, text in zip(others.tolist(), newer, strict=True):
+            texts[place] = text
+        yield texts
 
 
 def changed_items(store: Store) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -115,9 +116,12 @@ def rewrite(
         return None
     read = (block for segment, some in zip(group, kept, strict=True) for block in _read(store, segment, some))
     blocks = (vectors if convert is None else convert(vectors, numbers) for vectors, numbers in read)
-    known = maintenance.facts_of(store, rows[ITEM])
-    manifest = store.manifest
-    return segments.write(store.folder / "segments", blocks, rows, known, dim or manifest.dim, manifest.dtype)
+    parts = zip(group, found, kept, strict=True)
+    texts = (maintenance.facts_in(store, segment, rows[ITEM], some) for segment, rows, some in parts)
+    manifest, folder = store.manifest, store.folder / "segments"
+    return segments.write(
+        folder, blocks, rows, chain.from_iterable(texts), dim or manifest.dim, manifest.dtype
+    )
 
 
 def _read(store: Store, segment: Segment, some: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:

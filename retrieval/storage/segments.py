@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import uuid
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -21,9 +21,8 @@ import numpy as np
 
 from retrieval.files import atomic_write, link_or_copy
 from retrieval.storage import facts
-from retrieval.storage.bulk import Columns
 from retrieval.storage.facts import DamagedError, FactsFile
-from retrieval.storage.records import Facts, Segment
+from retrieval.storage.records import Segment
 
 NUMBER, ITEM, CHECKSUM = range(3)  # lines of the file of rows
 HEADER = 128  # bytes before the first vector
@@ -49,7 +48,7 @@ def write(
     folder: Path,
     blocks: Iterable[np.ndarray],
     rows: np.ndarray,
-    known: tuple[Facts, Columns],
+    texts: Iterable[Sequence[bytes]],
     dim: int,
     dtype: str = "float32",
 ) -> Segment:
@@ -59,7 +58,7 @@ def write(
         folder: Folder of the segments.
         blocks: Vectors [b, D] in order, n in all; one block is in memory at a time.
         rows: Vector number, ascending, and item id of each vector, int64 [2, n].
-        known: Facts about the items, and their metadata.
+        texts: Facts about the items, as `facts.encoded` yields them.
         dim: Dimension D.
         dtype: "float32" or "float16".
     """
@@ -78,7 +77,7 @@ def write(
             start = stop
     assert start == count, (start, count)
     write_rows(path, full)
-    write_facts(path, rows[ITEM], known)
+    facts.write(facts_file(path), count, texts)
     return Segment(0, path.name, count, int(rows[NUMBER, 0]), int(rows[NUMBER, -1]))
 
 
@@ -88,18 +87,7 @@ def write_rows(path: Path, rows: np.ndarray) -> None:
         np.save(file, rows, allow_pickle=False)
 
 
-def write_facts(path: Path, ids: np.ndarray, known: tuple[Facts, Columns]) -> None:
-    """Write the file of facts of the segment at `path`.
-
-    Args:
-        path: File of vectors.
-        ids: Ids of the items, int64 [n].
-        known: Facts about the items, and their metadata.
-    """
-    facts.write(facts_file(path), ids.tolist(), *known)
-
-
-def with_facts(folder: Path, segment: Segment, ids: np.ndarray, known: tuple[Facts, Columns]) -> Segment:
+def with_facts(folder: Path, segment: Segment, texts: Iterable[Sequence[bytes]]) -> Segment:
     """Return a copy of a segment with other facts, which shares the files of its vectors and rows.
 
     A file of facts is never replaced while readers may take it for that of an earlier state.
@@ -107,7 +95,7 @@ def with_facts(folder: Path, segment: Segment, ids: np.ndarray, known: tuple[Fac
     old, new = folder / segment.file, folder / f"{uuid.uuid4().hex}.npy"
     link_or_copy(old, new)
     link_or_copy(rows_file(old), rows_file(new))
-    write_facts(new, ids, known)
+    facts.write(facts_file(new), segment.n, texts)
     return replace(segment, seg=0, file=new.name)
 
 

@@ -41,7 +41,7 @@ from retrieval.errors import InputError, LockedError, LookalikeError
 from retrieval.files import check_free, file_lock, is_open, now
 from retrieval.machine.installation import versions
 from retrieval.storage import database, removals, schema, segments
-from retrieval.storage.facts import DamagedError
+from retrieval.storage.facts import DamagedError, encoded
 from retrieval.storage.identity import keep_model
 from retrieval.storage.items import ItemWriter, metadata_columns, read_columns, read_items, removed_uploads
 from retrieval.storage.manifest import (
@@ -351,8 +351,8 @@ class Store:
         numbers = np.arange(first, first + len(facts))
         columns = writer.inherited(who, metadata)
         manifest, rows = self.manifest, np.stack([numbers, who.ids])
-        folder, known = self.folder / "segments", (facts, columns)
-        segment = segments.write(folder, [vectors], rows, known, manifest.dim, manifest.dtype)
+        folder, texts = self.folder / "segments", encoded(who.ids.tolist(), facts, columns)
+        segment = segments.write(folder, [vectors], rows, texts, manifest.dim, manifest.dtype)
         insert_segment(db, segment)
         writer.put(facts, who, numbers, columns)
         return who.replaced

@@ -102,5 +102,5 @@ def _with_present_facts(store: Store, listed: Sequence[Segment]) -> Iterator[Rep
     for segment in listed:
         items = store.segment_rows(segment)[ITEM]
         if np.isin(items, changed).any() or segments.open_facts(folder, segment) is None:
-            new = segments.with_facts(folder, segment, items, maintenance.facts_of(store, items))
-            yield Replacement([segment], new)
+            texts = maintenance.facts_in(store, segment, items, np.arange(segment.n))
+            yield Replacement([segment], segments.with_facts(folder, segment, texts))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from retrieval.errors import LookalikeError
-from retrieval.storage import maintenance, segments
+from retrieval.storage import facts, maintenance, segments
 from retrieval.storage.facts import DamagedError
 from retrieval.storage.records import Segment
 from retrieval.storage.segments import CHECKSUM, ITEM, NUMBER
@@ -107,9 +107,9 @@ def repair_segment(store: Store, segment: Segment, found: SegmentRows) -> None:
         new = None
         if kept.shape[1]:
             raw = segments.raw_vectors(path, segment.n, manifest.dim, manifest.dtype)
-            known = maintenance.facts_of(store, kept[ITEM])
+            texts = maintenance.facts_of(store, kept[ITEM])
             blocks = [raw[found.at[found.good]]]
-            new = segments.write(folder, blocks, kept, known, manifest.dim, manifest.dtype)
+            new = segments.write(folder, blocks, kept, texts, manifest.dim, manifest.dtype)
         maintenance.salvage_segment(store, segment, new, kept[NUMBER])
         quarantine(store.folder, (folder / name for name in segments.files_of(segment.file)))
         return
@@ -117,7 +117,7 @@ def repair_segment(store: Store, segment: Segment, found: SegmentRows) -> None:
         vectors = store.segment_vectors(segment)
         checksums = segments.checksums(vectors, kept)
         segments.write_rows(path, np.vstack([kept, checksums]))
-    segments.write_facts(path, kept[ITEM], maintenance.facts_of(store, kept[ITEM]))
+    facts.write(segments.facts_file(path), kept.shape[1], maintenance.facts_of(store, kept[ITEM]))
 
 
 def quarantine(folder: Path, files: Iterable[Path]) -> None:

@@ -16,11 +16,11 @@ from retrieval.images.load import DECODE_POLICY
 from retrieval.model.embedder import Embedder
 from retrieval.progress import Progress
 from retrieval.storage import recovery, segments
-from retrieval.storage.facts import Row, columns, intact_rows
+from retrieval.storage.facts import Row, columns, encoded, intact_rows
 from retrieval.storage.identity import model_file, probes_file
 from retrieval.storage.manifest import Manifest, read_copy, write_copy
 from retrieval.storage.records import NO_FACTS, Segment
-from retrieval.storage.segments import NUMBER
+from retrieval.storage.segments import ITEM, NUMBER
 from retrieval.storage.store import Store, hold_lock
 from retrieval.system import fsync_folder
 from retrieval.upkeep.damage import matching, quarantine
@@ -176,9 +176,9 @@ def _settle(folder: Path, manifest: Manifest, group: Sequence[_Part]) -> Segment
         vectors.append(segments.raw_vectors(file, part.count, manifest.dim, manifest.dtype)[part.at])
         facts += _facts(folder, part)
     rows = np.concatenate([part.rows for part in group], axis=1)[:, first]
-    known = columns([facts[row] for row in first.tolist()])
+    texts = encoded(rows[ITEM].tolist(), *columns([facts[row] for row in first.tolist()]))
     blocks = [np.concatenate(vectors)[first]]
-    return segments.write(folder / "segments", blocks, rows, known, manifest.dim, manifest.dtype)
+    return segments.write(folder / "segments", blocks, rows, texts, manifest.dim, manifest.dtype)
 
 
 def _facts(folder: Path, part: _Part) -> list[Row]:

@@ -37,7 +37,8 @@ def written(folder: Path, drawn: Drawn, names: tuple[str, str] = ('%s "', "p")) 
     described = zip(*(values for _, values in drawn), strict=True)
     path = folder / "a.facts"
     metadata = {name: list(values) for name, values in zip(names, described, strict=True)}
-    facts.write(path, ids, Facts(*map(list, columns)), metadata)  # type: ignore[arg-type]
+    texts = facts.encoded(ids, Facts(*map(list, columns)), metadata)  # type: ignore[arg-type]
+    facts.write(path, len(ids), texts)
     return path
 
 
