@@ -42,6 +42,7 @@ _MOST = 2048  # hits of a search that looks beyond the class of its query
 _RIDGE = 1.0  # on the weights of standardized features, for small galleries
 _CEILING_RIDGE, _CEILING_START = 0.05, 2.0  # of the logit of the ceiling
 _FLAT = 1e-9  # gradient for each hit at which the fit ends
+_NEGLIGIBLE = 1e-12  # relative gain of a step that is the last one
 _NO_PROGRESS = 1e9  # damping at which steps are too short to change anything
 _LEAST = 20  # right hits, and wrong ones
 HIGH_ERROR = 0.05  # calibration error on held-out classes at which probabilities are not to be relied on
@@ -417,7 +418,11 @@ def fit(hits: JudgedHits) -> Curve:
     while damping < _NO_PROGRESS and np.abs(gradient).max() > _FLAT * len(x):
         step = np.linalg.solve(information + damping * np.diag(np.diag(information)), gradient)
         tried = loss(beta - step)
-        if tried[0] < value:
+        gain = value - tried[0]
+        # Where right and wrong hits are apart, the likelihood rises for ever, by less and less.
+        if 0 < gain <= _NEGLIGIBLE * (1 + abs(value)):
+            break
+        if gain > 0:
             beta, (value, gradient, information) = beta - step, tried
             damping /= 10
         else:
