@@ -128,7 +128,7 @@ class OpenedImage:
             if len(self.image.info.get(_RAW_EXIF, "")) > _MAX_RAW_EXIF:
                 del self.image.info[_RAW_EXIF]
             size = self.upright_size
-            return np.asarray(_to_rgb(_upright(self.image))), size
+            return _to_array(_to_rgb(_upright(self.image))), size
         except Exception as error:  # decoders raise many kinds of errors
             raise _damaged(self.name, error) from error
 
@@ -419,6 +419,14 @@ def _by_bands(image: Image.Image, convert: Callable[[Image.Image], Image.Image])
     for box, band in _bands(image):
         result.paste(convert(band), box)
     return result
+
+
+def _to_array(image: Image.Image) -> np.ndarray:
+    """Return an RGB image as uint8 [H, W, 3]; band by band, as Pillow needs two further copies for it."""
+    pixels = np.empty((image.height, image.width, 3), np.uint8)
+    for (_, top, _, bottom), band in _bands(image):
+        pixels[top:bottom] = np.asarray(band)
+    return pixels
 
 
 def _from_array(array: np.ndarray) -> Image.Image:

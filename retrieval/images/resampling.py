@@ -5,7 +5,8 @@ horizontal pass, each to 8 bits, with weights of 16 bits; AVX2, SSE4.1, NEON and
 pixels. Those of photographs differ from Pillow's, whose weights have 22 bits and whose passes are in the
 other order, by 0.15 levels on average without a change of brightness, and by more than 2 levels in one value
 of 10,000. The package has no wheels for Linux and Windows on ARM: there, NumPy computes the same pixels, in
-more time, and so it does everywhere for some parts of small images, see `_suits_simd`.
+more time, and so it does everywhere for some parts of small images, see `_suits_simd`. Images of more than
+16 megapixels, which JPEG files are not when they are decoded at a reduced size, are scaled by Pillow.
 
 Only buffers are passed to the package. Its functions for Pillow's images read the memory of their C
 structures, whose layout may change with each version of Pillow.
@@ -29,6 +30,8 @@ Box = tuple[float, float, float, float]  # left, top, right and bottom, in pixel
 _IN_PILLOW = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 INTERPOLATIONS = tuple(_IN_PILLOW)
 _REACH = {"bilinear": 1, "bicubic": 2}  # radius of a filter
+_LARGE = 1 << 24  # pixels from which Pillow scales: it has no further copies of the image in memory
+_BAND = 1 << 20  # pixels that Pillow gets at once then
 _DOUBT = 1e-6  # far above the rounding of positions
 _WEIGHT_BITS, _MAX_PRECISION = 15, 21  # of the weights without the sign; of their fraction
 
@@ -46,6 +49,8 @@ def resample(pixels: np.ndarray, box: Box, shape: tuple[int, int], interpolation
         Scaled box, uint8 [height, width, 3].
     """
     height, width, _ = pixels.shape
+    if height * width > _LARGE:
+        return _scale_in_bands(pixels, box, shape, interpolation)
     left, top, right, bottom = box[0], box[1], min(box[2], width), min(box[3], height)  # without rounding
     across = _suits_simd(left, right, width, shape[0], interpolation)
     suits = across and _suits_simd(top, bottom, height, shape[1], interpolation)
@@ -58,6 +63,17 @@ def resample_by_pillow(
 ) -> np.ndarray:
     """Scale as `resample` does, to the pixels of decoding policies 1 and 2."""
     return np.asarray(Image.fromarray(pixels).resize(shape, _IN_PILLOW[interpolation], box=box))
+
+
+def _scale_in_bands(pixels: np.ndarray, box: Box, shape: tuple[int, int], interpolation: str) -> np.ndarray:
+    """Scale to the same pixels, first across in bands of rows: Pillow would copy the whole image."""
+    height, width, _ = pixels.shape
+    narrow, rows = np.empty((height, shape[0], 3), np.uint8), max(1, _BAND // width)
+    for top in range(0, height, rows):
+        band = pixels[top : top + rows]
+        across = box[0], 0, box[2], len(band)
+        narrow[top : top + rows] = resample_by_pillow(band, across, (shape[0], len(band)), interpolation)
+    return resample_by_pillow(narrow, (0, box[1], shape[0], box[3]), shape, interpolation)
 
 
 def _suits_simd(start: float, stop: float, side: int, scaled: int, interpolation: str) -> bool:

@@ -74,3 +74,17 @@ def test_first_policies_keep_the_pixels_of_pillow(
     assert preprocess.of_policy(3) == preprocess
     assert preprocess.of_policy(2).of_policy(3) == preprocess
     assert preprocess.of_policy(2).to_dict() == preprocess.to_dict()
+
+
+@pytest.mark.parametrize("interpolation", resampling.INTERPOLATIONS)
+def test_large_images_are_scaled_in_bands_to_the_pixels_of_pillow(
+    interpolation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resampling, "_LARGE", 1000)
+    monkeypatch.setattr(resampling, "_BAND", 700)
+    pixels = np.random.default_rng(0).integers(0, 256, (61, 97, 3), np.uint8)
+    for box, shape in (((0, 0, 97, 61), (20, 13)), ((3.5, 10.25, 90.75, 41.5), (30, 50))):
+        found = resampling.resample(pixels, box, shape, interpolation)
+        image = Image.fromarray(pixels)
+        expected = image.resize(shape, getattr(Image.Resampling, interpolation.upper()), box=box)
+        np.testing.assert_array_equal(found, np.asarray(expected))
