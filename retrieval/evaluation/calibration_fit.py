@@ -419,7 +419,7 @@ def fit(hits: JudgedHits) -> Curve:
         step = np.linalg.solve(information + damping * np.diag(np.diag(information)), gradient)
         tried = loss(beta - step)
         gain = value - tried[0]
-        # Where right and wrong hits are apart, the likelihood rises for ever, by less and less.
+        # Offset and ceiling can stand for each other: thousands of steps gain next to nothing.
         if 0 < gain <= _NEGLIGIBLE * (1 + abs(value)):
             break
         if gain > 0:
