@@ -109,7 +109,7 @@ def facts_file(path: Path) -> Path:
     return path.with_suffix(".facts")
 
 
-def files_of(name: str) -> tuple[str, ...]:
+def files_of(name: str) -> tuple[str, str, str, str]:
     """Return the names that the files of a segment may have, by the name of its vectors."""
     path = Path(name)
     return path.name, rows_file(path).name, facts_file(path).name, path.with_suffix(facts.EARLIER).name

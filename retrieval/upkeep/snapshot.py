@@ -120,8 +120,8 @@ def _take(folder: Path, draft: Path, show_progress: bool) -> tuple[int, int]:
 def _files(folder: Path, copy: Store) -> Iterator[Path]:
     """Yield the files that belong to a copied database, relative to the gallery folder."""
     for segment in copy.segments():
-        vectors, rows, *facts = (Path("segments", name) for name in segments.files_of(segment.file))
-        yield from (vectors, rows, *(file for file in facts if (folder / file).exists()))
+        vectors, rows, facts, earlier = (Path("segments", name) for name in segments.files_of(segment.file))
+        yield from (vectors, rows, earlier if (folder / earlier).exists() else facts)
     index = copy.state().index
     if index is not None:
         yield from (Path("indexes", index.folder, name) for name in ("index.faiss", "card.json"))

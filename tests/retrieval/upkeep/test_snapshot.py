@@ -166,3 +166,12 @@ def test_command(gallery: Gallery, tmp_path: Path) -> None:
     again = lookalike_here("index", "snapshot", str(gallery.folder), str(target), code=2)
     assert "choose another name" in again.stderr
     assert sorted(os.listdir(tmp_path / "sub")) == ["copy"]
+
+
+def test_no_copy_lacks_the_facts_of_a_segment(tmp_path: Path) -> None:
+    gallery = bare_gallery(tmp_path / "g")
+    commit(gallery, ["a", "b"])
+    (facts,) = (gallery.folder / "segments").glob("*.facts")
+    facts.unlink()
+    with pytest.raises(LookalikeError, match=rf"{facts.name}: missing; .*--repair"):
+        copy_gallery(gallery.folder, tmp_path / "copy")
