@@ -5,7 +5,7 @@ same parameters and returns numbers only; "ratio" is our CPU time to its. "commi
 after 100,000 recorded runs and as many unusable files. "float16" is the cost of `--storage float16`: the
 largest error of a score, the share of the ten nearest neighbours that are the same, and exact search.
 "with facts" is with a CSV file of path, label and two more columns. "goal" is in CPU seconds, for as many
-vectors; The longest wait is that of one of many reads meanwhile.
+vectors. The longest wait is that of one of many reads meanwhile.
 
     python -m benchmarks.gallery
     python -m benchmarks.gallery --count 1000000 --kinds flat hnsw ivf-sq8 --peers peers/bin/python

@@ -146,7 +146,8 @@ def search(folder: Path, *_: Any) -> Iterator[Pair | Absent]:
                 "FAISS with a selector": filters.bare(gallery, exact, chosen.allowed),
                 "FAISS over the selected alone": partial(alone.search, k=10),
             }
-            name = min(ways, key=lambda way: _seconds(partial(_each, ways[way], queries[:20])))
+            times = {way: filters.timed(partial(_each, find, queries[:20]))[1] for way, find in ways.items()}
+            name = min(times, key=times.__getitem__)
             better = partial(_each, ways[name], queries[:20])
             yield Pair(f"20 searches in {share:.0%}, {kind}", name, partial(each, where), better, 1.5)
 
@@ -158,14 +159,6 @@ def _flat(vectors: np.ndarray) -> Any:
     index = faiss.IndexFlatIP(vectors.shape[1])
     index.add(vectors)
     return index
-
-
-def _seconds(work: Work) -> float:
-    """Return the CPU time of the second run of some work."""
-    work()
-    start = time.process_time()
-    work()
-    return time.process_time() - start
 
 
 def _search(gallery: Any, queries: np.ndarray, size: int, where: str | None, *, read: bool = True) -> None:

@@ -322,12 +322,11 @@ class SearchableGallery(Displayed, ABC):
             InputError: An option is invalid, or the queries have another shape.
         """
         kinds = self.contents.kinds
-        found = self._find(queries, options, own)
-        return [Hits(hits if isinstance(hits, list) else hits.read, kinds) for hits in found]
+        return [Hits(hits, kinds) for hits in self._find(queries, options, own)]
 
     def _find(
         self, queries: np.ndarray, options: SearchOptions, own: Sequence[tuple[int, ...]] | None
-    ) -> Sequence[Ranked | list[Hit]]:
+    ) -> Sequence[list[Hit] | Callable[[], list[Hit]]]:
         if options.order is not None:
             return self._in_order(queries, options, Order.parse(options.order), own)
         calibration = self.calibration if options.has_probabilities else None
@@ -335,7 +334,7 @@ class SearchableGallery(Displayed, ABC):
             if options.min_probability is not None:
                 what = f"{self.folder}: the gallery is not calibrated, so its hits have no probabilities"
                 raise InputError(f"{what}; run `lookalike calibrate {self.folder}`")
-            return self._nearest(queries, options, own)
+            return [hits.read for hits in self._nearest(queries, options, own)]
         asked = DEPTH + _COPIES
         if options.where is None and options.group_by is None and options.min_score is None:
             asked = max(options.k, asked)
@@ -367,7 +366,7 @@ class SearchableGallery(Displayed, ABC):
             error.args, error.pointer = (f"order: {error}",), "#/order"
             raise
         most = replace(options, k=max(options.k, MOST_CANDIDATES), order=None)
-        found = (hits if isinstance(hits, list) else hits.read() for hits in self._find(queries, most, own))
+        found = self.find(queries, most, own)
         return [_ordered(hits, column, order.descending)[: options.k] for hits in found]
 
     @abstractmethod
@@ -497,7 +496,7 @@ class SearchableGallery(Displayed, ABC):
         """Return a short text that changes with the items, their facts or the model."""
 
 
-def _ordered(hits: Sequence[Hit], column: str, descending: bool) -> list[Hit]:
+def _ordered(hits: Hits, column: str, descending: bool) -> list[Hit]:
     """Return hits by their values of a column: numbers before text, equal ones as before, missing last."""
     values = [getattr(hit, column) if column in BUILT_IN else hit.metadata.get(column) for hit in hits]
     present = [number for number, value in enumerate(values) if value is not None]

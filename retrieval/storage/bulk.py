@@ -67,7 +67,7 @@ def item_crcs(ids: Sequence[int], facts: Sequence[Sequence[Any]], metadata: Sequ
     """
     columns = [ids, *facts]
     assert len(columns) == len(FACTS)
-    varying = [position for position, values in enumerate(columns) if position == 0 or not _is_shared(values)]
+    varying = [position for position, values in enumerate(columns) if position == 0 or not is_shared(values)]
     fields = [
         "%s" if position in varying else str(values[0]).replace("%", "%%")
         for position, values in enumerate(columns)
@@ -94,7 +94,7 @@ def metadata_texts(columns: Columns, count: int) -> list[str]:
     if not columns or not count:
         return [""] * count
     starts = [f"[{json.dumps(name)}, " for name in sorted(columns)]
-    encoded = [_encoded(columns[name]) for name in sorted(columns)]
+    encoded = [json_texts(columns[name]) for name in sorted(columns)]
     if all(map(all, encoded)):
         cells = (f"{start.replace('%', '%%')}%s]" for start in starts)
         return [*map(f"[{', '.join(cells)}]".__mod__, zip(*encoded, strict=True))]
@@ -105,7 +105,7 @@ def metadata_texts(columns: Columns, count: int) -> list[str]:
     return [text and f"[{text}]" for text in joined]
 
 
-def _encoded(values: Sequence[Value]) -> list[str]:
+def json_texts(values: Sequence[Value]) -> list[str]:
     """Return values as JSON; "" for missing ones."""
     types = {*map(type, values)}
     encode: Callable[[Any], str] = encode_basestring_ascii if types <= {str, type(None)} else json.dumps
@@ -122,14 +122,15 @@ def _are_same(values: Sequence[Any], others: Sequence[Any]) -> bool:
     return values == others and {*map(type, values)} in kinds and {*map(type, others)} in kinds
 
 
-def _is_shared(values: Sequence[Any]) -> bool:
+def is_shared(values: Sequence[Any]) -> bool:
+    """Return whether all rows have the same value; there is at least one."""
     first = values[0]
     return values[-1] == first and list(values).count(first) == len(values)
 
 
 def _literal(values: Sequence[Any]) -> str | None:
     """Return the value that a column has in all rows as SQL; `None` if there are several."""
-    if not _is_shared(values):
+    if not is_shared(values):
         return None
     first = values[0]
     if first is None:

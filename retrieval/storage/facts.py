@@ -17,18 +17,17 @@ import mmap
 import struct
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import accumulate, repeat
-from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from retrieval.files import atomic_write
-from retrieval.storage.bulk import Columns
+from retrieval.storage.bulk import Columns, is_shared, json_texts
 from retrieval.storage.records import Facts, Value
 from retrieval.storage.schema import FACTS
 
@@ -91,49 +90,33 @@ def write(path: Path, count: int, texts: Iterable[Sequence[bytes]]) -> None:
 
 
 def _texts(ids: Sequence[int], facts: Facts, metadata: Columns) -> list[bytes]:
-    """Return the text of each row. A value that a column has in all rows is written into the template."""
-    cells = list[Sequence[str]]()
+    """Return the text of each row. What a column has in all rows is written into the template."""
+    given = list[Sequence[str]]()
 
-    def field(values: Sequence[Any]) -> str:
-        if values[-1] == values[0] and list(values).count(values[0]) == len(values) > 1:
-            return _json(values[0]).replace("%", "%%")
-        cells.append(_cells(values))
+    def field(cells: Sequence[str]) -> str:
+        if is_shared(cells):
+            return cells[0].replace("%", "%%")
+        given.append(cells)
         return "%s"
 
-    fields = [field(values) for values in (ids, *facts.columns)]
-    known = {name: values for name, values in metadata.items() if any(value is not None for value in values)}
-    if all(None not in values for values in known.values()):
-        named = (f"{_json(name).replace('%', '%%')}:{field(values)}" for name, values in known.items())
+    columns = (json_texts(values) for values in (ids, *facts.columns))
+    fields = [field([cell or "null" for cell in cells]) for cells in columns]
+    described = {json.dumps(name): json_texts(values) for name, values in metadata.items()}
+    if all(map(all, described.values())):
+        named = (f"{name.replace('%', '%%')}:{field(cells)}" for name, cells in described.items())
         fields.append(f"{{{','.join(named)}}}")
     else:
-        fields.append("%s")
-        cells.append([*_objects(known)])
+        fields.append(field([*_objects(described)]))
     template = f"[{','.join(fields)}]"
-    rows = zip(*cells, strict=True) if cells else repeat((), len(ids))
+    rows = zip(*given, strict=True) if given else repeat((), len(ids))
     return [(template % row).encode() for row in rows]
 
 
-def _objects(metadata: Columns) -> Iterator[str]:
-    """Yield the metadata of each item as a JSON object without the missing values."""
-    columns = [
-        [None if cell == "null" else f"{_json(name)}:{cell}" for cell in _cells(values)]
-        for name, values in metadata.items()
-    ]
-    for row in zip(*columns, strict=True):
-        yield f"{{{','.join(filter(None, row))}}}"
-
-
-def _cells(values: Sequence[Any]) -> list[str]:
-    types = {*map(type, values)}
-    if types == {str}:
-        return [*map(encode_basestring_ascii, values)]
-    if types <= {int, float}:
-        return [*map(repr, values)]  # as in JSON, for finite numbers
-    return [*map(_json, values)]
-
-
-def _json(value: object) -> str:
-    return json.dumps(value)
+def _objects(described: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield JSON objects of the cells by name, both as JSON, without the empty ones."""
+    for cells in zip(*described.values(), strict=True):
+        both = zip(described, cells, strict=True)
+        yield f"{{{','.join(f'{name}:{cell}' for name, cell in both if cell)}}}"
 
 
 class FactsFile:

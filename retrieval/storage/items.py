@@ -33,7 +33,6 @@ _SELECT = (
     f"WHERE items.id IN {schema.LISTED} ORDER BY items.id"
 )
 _VECTOR, _METADATA = len(schema.FACTS), len(schema.FACTS) + 3  # positions in its rows
-_AT_ONCE = 10_000  # items whose facts are read at once
 _PART = 256  # rows fetched at a time: tuples of many rows keep the garbage collector busy
 _LOG = "INSERT INTO changes (item, dead)"
 _DEAD = f"{_LOG} SELECT id, vector FROM items WHERE vector IS NOT NULL"
@@ -115,21 +114,17 @@ def read_facts(db: sqlite3.Connection, ids: np.ndarray) -> tuple[Facts, bulk.Col
 
     Of an item that is unknown or damaged, they are `NO_FACTS`.
     """
-    facts: list[list[Any]] = [[] for _ in NO_FACTS]
-    metadata: dict[str, list[Value]] = {name: [] for name in metadata_columns(db)}
-    for start in range(0, len(ids), _AT_ONCE):
-        some = ids[start : start + _AT_ONCE].tolist()
-        known, found, described, damaged = _read_columns(db, [*dict.fromkeys(some)])
-        places = {item: place for place, item in enumerate(known)}
-        for item in damaged:
-            del places[item]
-        at = [places.get(item, -1) for item in some]
-        for column, values, nothing in zip(facts, found.columns, NO_FACTS, strict=True):
-            column += [nothing if place < 0 else values[place] for place in at]
-        for name, column in metadata.items():
-            values = described[name]
-            column += [None if place < 0 else values[place] for place in at]
-    return Facts(*facts), metadata
+    known, facts, metadata, damaged = _read_columns(db, np.unique(ids).tolist())
+    places = {item: place for place, item in enumerate(known)}
+    for item in damaged:
+        del places[item]
+    at = [places.get(item, -1) for item in ids.tolist()]
+
+    def chosen(values: Sequence[Any], nothing: Value) -> list[Any]:
+        return [nothing if place < 0 else values[place] for place in at]
+
+    found = Facts(*map(chosen, facts.columns, NO_FACTS))
+    return found, {name: chosen(values, None) for name, values in metadata.items()}
 
 
 def removed_uploads(db: sqlite3.Connection, ids: Collection[int]) -> list[str]:

@@ -93,7 +93,9 @@ def facts_of(store: Store, ids: np.ndarray) -> Iterator[list[bytes]]:
         yield from facts.encoded(some.tolist(), known, metadata)
 
 
-def facts_in(store: Store, segment: Segment, ids: np.ndarray, at: np.ndarray) -> Iterator[list[bytes]]:
+def facts_in(
+    store: Store, segment: Segment, ids: np.ndarray, at: np.ndarray, changed: np.ndarray
+) -> Iterator[list[bytes]]:
     """Yield the present facts about the items of rows of a segment, for the file of another one.
 
     They are copied from the file of the segment, but for those that only the database has.
@@ -103,8 +105,9 @@ def facts_in(store: Store, segment: Segment, ids: np.ndarray, at: np.ndarray) ->
         segment: Segment.
         ids: Ids of all its items, int64 [n].
         at: Rows, int64 [m].
+        changed: `changed_items`.
     """
-    changed, file = changed_items(store), segments.open_facts(store.folder / "segments", segment)
+    file = segments.open_facts(store.folder / "segments", segment)
     for start in range(0, len(at), facts.AT_ONCE):
         rows = at[start : start + facts.AT_ONCE]
         some, texts = ids[rows], list[bytes]()

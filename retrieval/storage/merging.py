@@ -117,7 +117,8 @@ def rewrite(
     read = (block for segment, some in zip(group, kept, strict=True) for block in _read(store, segment, some))
     blocks = (vectors if convert is None else convert(vectors, numbers) for vectors, numbers in read)
     parts = zip(group, found, kept, strict=True)
-    texts = (maintenance.facts_in(store, segment, rows[ITEM], some) for segment, rows, some in parts)
+    changed = maintenance.changed_items(store)
+    texts = (maintenance.facts_in(store, one, rows[ITEM], some, changed) for one, rows, some in parts)
     manifest, folder = store.manifest, store.folder / "segments"
     return segments.write(
         folder, blocks, rows, chain.from_iterable(texts), dim or manifest.dim, manifest.dtype

@@ -102,5 +102,5 @@ def _with_present_facts(store: Store, listed: Sequence[Segment]) -> Iterator[Rep
     for segment in listed:
         items = store.segment_rows(segment)[ITEM]
         if np.isin(items, changed).any() or segments.open_facts(folder, segment) is None:
-            texts = maintenance.facts_in(store, segment, items, np.arange(segment.n))
+            texts = maintenance.facts_in(store, segment, items, np.arange(segment.n), changed)
             yield Replacement([segment], segments.with_facts(folder, segment, texts))

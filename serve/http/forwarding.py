@@ -38,7 +38,7 @@ class Forwarder:
         """Handle one request, whose size is limited already."""
         request = Request(scope, receive)
         headers = [pair for pair in request.headers.raw if pair[0] not in _OF_CONNECTION]
-        # As this process has been told by proxies that it trusts.
+        # The scheme that trusted proxies gave to this process.
         headers = [pair for pair in headers if pair[0] != b"x-forwarded-proto"]
         headers.append((b"x-forwarded-proto", request.url.scheme.encode()))
         path = scope.get("raw_path") or scope["path"].encode()

@@ -62,6 +62,13 @@ def test_rows_are_read_as_they_were_written(
     assert all(len(values) == len(drawn) for values in metadata.values())
 
 
+def test_equal_numbers_of_two_types_keep_them(tmp_path: Path) -> None:
+    row = (1, "k", "", "", 0, 0, "", 0, 0, None)
+    path = written(tmp_path, [(row, (1, 0.0)), (row, (1.0, -0.0)), (row, (1, 0.0))])
+    found = [row[-1] for row in facts.intact_rows(path, 3) if row]
+    assert [json.dumps([*values.values()]) for values in found] == ["[1, 0.0]", "[1.0, -0.0]", "[1, 0.0]"]
+
+
 def test_no_damaged_byte_is_read(tmp_path: Path) -> None:
     rows = [((n + 1, f"key {n}", "/r", f"{n}.jpg", n, n, "", 1, 1, None), (n, "é")) for n in range(3)]
     path = written(tmp_path, rows)
