@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import socket
+import threading
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
-from retrieval.machine.resources import cores
 from serve.app import create_app
 from serve.core.service import SearchService
 from serve.core.workers import Limits
 from tests.conftest import wait_until
 from tests.serve.asgi_server import answering
+
+
+class Gate:
+    """In place of the semaphore for decoding: holds work up until it is opened."""
+
+    def __init__(self) -> None:
+        self.reached, self.opened = threading.Event(), threading.Event()
+
+    def __enter__(self) -> None:
+        self.reached.set()
+        assert self.opened.wait(30)
+
+    def __exit__(self, *error: object) -> None:
+        pass
 
 
 @pytest.mark.parametrize("kind", ["image/png", "multipart/form-data; boundary=x"])
@@ -38,18 +52,17 @@ def test_disconnected_client_is_dequeued(shop_gallery: Path, shop: Path, kind: s
             connection.sendall("\r\n".join((*lines, "", "")).encode() + body)
             return connection
 
-        for _ in range(cores()):
-            service._resolver.decoding.acquire()
+        service._resolver.decoding = gate = Gate()
         try:
             first, second = ask(), ask()
+            assert gate.reached.wait(30)
             wait_until(lambda: (value("lookalike_workers_busy"), value("lookalike_queue_depth")) == (1, 1))
             second.close()
             wait_until(lambda: value("lookalike_queue_depth") == 0)
             assert value("lookalike_workers_busy") == 1
             first.close()
         finally:
-            for _ in range(cores()):
-                service._resolver.decoding.release()
+            gate.opened.set()
         wait_until(lambda: value("lookalike_workers_busy") == 0)
         answer = httpx.post(
             f"{url}/v1/search", content=image, headers={"Content-Type": "image/png"}, timeout=30

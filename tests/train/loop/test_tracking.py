@@ -10,6 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from retrieval import InputError
+from tests.conftest import wait_until
 from train import settings
 from train.loop.run_folder import Run
 from train.loop.tracking import Tracker, WaitingHint
@@ -89,9 +90,9 @@ def test_records_are_sent_to_weights_and_biases(tmp_path: Path, monkeypatch: pyt
     run = begin(tmp_path / "run", "wandb=lookalike-tests")
     log_records(run, RECORDS)
     (file,) = run.folder.glob("wandb/offline-run-*/*.wandb")
-    kept = payload(file.read_bytes())
-    for text in ("lookalike-tests", "optimizer", *(json.dumps(record["loss"]) for record in RECORDS)):
-        assert text.encode() in kept, text
+    texts = ("lookalike-tests", "optimizer", *(json.dumps(record["loss"]) for record in RECORDS))
+    # A process of the library writes the file, and may do so after the run has been finished.
+    wait_until(lambda: all(text.encode() in payload(file.read_bytes()) for text in texts))
 
 
 def test_missing_weights_and_biases_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
