@@ -200,7 +200,7 @@ class VectorItems:
     def _check_unique(self, hashes: np.ndarray) -> None:
         """Check that all keys differ, by their hashes, int64 [rows], and for equal hashes by the keys."""
         ascending = np.sort(hashes)
-        repeated = np.unique(ascending[1:][ascending[1:] == ascending[:-1]])
+        repeated = ascending[1:][ascending[1:] == ascending[:-1]]
         if not len(repeated):
             return
         suspects = np.isin(hashes, repeated)

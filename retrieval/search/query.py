@@ -98,9 +98,10 @@ class Searcher:
         """
         names = list(names)
         ids = ids_of_names(names, lambda keys: ids_by_key(self._store, keys))
-        for name, row in zip(names, self.snapshot.rows_of(np.array(ids, np.int64)).tolist(), strict=True):
-            if row < 0:
-                raise InputError(f"{self.snapshot.where}: no item {name!r}, neither an id nor a key")
+        unknown = self.snapshot.rows_of(np.array(ids, np.int64)) < 0
+        if unknown.any():
+            name = names[int(np.argmax(unknown))]
+            raise InputError(f"{self.snapshot.where}: no item {name!r}, neither an id nor a key")
         return ids
 
     # ---- rankings
@@ -176,9 +177,14 @@ def ids_of_names(
     """
     texts = [name for name in names if isinstance(name, str) and is_text(name)]
     keys = ids_by_key(texts) if texts else {}
-    return [(keys.get(name) if isinstance(name, str) else None) or _number(str(name)) for name in names]
+    return [keys.get(name) or _number(name) if isinstance(name, str) else _known(name) for name in names]
 
 
 def _number(digits: str) -> int:
     """Return the id of a string of digits; 0, which no item has, for any other text."""
-    return int(digits) if digits.isdecimal() and len(digits) < 19 else 0
+    return _known(int(digits)) if digits.isdecimal() and len(digits) < 19 else 0
+
+
+def _known(number: int) -> int:
+    """Return a number that can be an id; 0 for another one."""
+    return int(number) if 0 < number < 2**63 else 0

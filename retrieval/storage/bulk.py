@@ -45,7 +45,7 @@ def insert_rows(
     for values in columns.values():
         mark = _literal(values) if given else None
         if mark is None:
-            place = next((i for i, other in enumerate(given) if _are_same(values, other)), len(given))
+            place = next((i for i, other in enumerate(given) if are_same(values, other)), len(given))
             given += [values] if place == len(given) else []
             mark = f"?{place + 1}"
         marks.append(mark)
@@ -116,7 +116,7 @@ def json_texts(values: Sequence[Value]) -> list[str]:
     return ["" if value is None else encode(value) for value in values]
 
 
-def _are_same(values: Sequence[Any], others: Sequence[Any]) -> bool:
+def are_same(values: Sequence[Any], others: Sequence[Any]) -> bool:
     """Return whether two columns are of the same texts or whole numbers, and may be bound as one."""
     kinds = ({str}, {int})
     return values == others and {*map(type, values)} in kinds and {*map(type, others)} in kinds

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from retrieval.files import atomic_write
-from retrieval.storage.bulk import Columns, is_shared, json_texts
+from retrieval.storage.bulk import Columns, are_same, is_shared, json_texts
 from retrieval.storage.records import Facts, Value
 from retrieval.storage.schema import FACTS
 
@@ -99,8 +99,15 @@ def _texts(ids: Sequence[int], facts: Facts, metadata: Columns) -> list[bytes]:
         given.append(cells)
         return "%s"
 
-    columns = (json_texts(values) for values in (ids, *facts.columns))
-    fields = [field([cell or "null" for cell in cells]) for cells in columns]
+    def fact(values: Sequence[Any]) -> str:
+        if is_shared(values):  # there is nothing equal to it of another type
+            return field([json_texts(values[:1])[0] or "null"])
+        if are_same(values, facts.key):
+            return field(keys)
+        return field([cell or "null" for cell in json_texts(values)])
+
+    keys = json_texts(facts.key)
+    fields = [*map(fact, (ids, *facts.columns))]
     described = {json.dumps(name): json_texts(values) for name, values in metadata.items()}
     if all(map(all, described.values())):
         named = (f"{name.replace('%', '%%')}:{field(cells)}" for name, cells in described.items())
@@ -109,7 +116,7 @@ def _texts(ids: Sequence[int], facts: Facts, metadata: Columns) -> list[bytes]:
         fields.append(field([*_objects(described)]))
     template = f"[{','.join(fields)}]"
     rows = zip(*given, strict=True) if given else repeat((), len(ids))
-    return [(template % row).encode() for row in rows]
+    return [text.encode() for text in map(template.__mod__, rows)]
 
 
 def _objects(described: Mapping[str, Sequence[str]]) -> Iterator[str]:
