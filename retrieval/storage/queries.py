@@ -287,6 +287,16 @@ def repeated_contents(store: Store) -> list[tuple[str, int]]:
     )
 
 
+def repeated_keys(store: Store) -> list[int]:
+    """Return the ids of live items whose key a newer live item has as well: there are none."""
+    query = (
+        f"SELECT id AS n FROM items WHERE {LIVE} AND key IN (SELECT key FROM items WHERE {_KEPT} "
+        "GROUP BY key HAVING count(*) > 1) AND EXISTS (SELECT 1 FROM items AS newer "
+        "WHERE newer.key = items.key AND newer.id > items.id AND newer.deleted_at IS NULL)"
+    )
+    return [int(item) for item in store.select_numbers(query)]
+
+
 def last_key(store: Store, low: str, high: str) -> str | None:
     """Return the highest key of a live item from `low` to `high`, of the same length, that ends in digits.
 

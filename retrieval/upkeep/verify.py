@@ -19,7 +19,7 @@ from retrieval.progress import Progress
 from retrieval.storage import maintenance
 from retrieval.storage.identity import model_file, own_model, probe_pixels, probes_file
 from retrieval.storage.manifest import Manifest, is_outdated, read_copy, write_copy
-from retrieval.storage.queries import count_items
+from retrieval.storage.queries import count_items, repeated_keys
 from retrieval.storage.records import GalleryState, Segment
 from retrieval.storage.segments import ITEM, NUMBER
 from retrieval.storage.store import Store
@@ -166,6 +166,7 @@ def _check(store: Store, runtime: Runtime, show_progress: bool) -> Iterator[Prob
     is_sealed = maintenance.is_sealed(store)
     found = [
         *_check_vectors(store, state, show_progress),
+        *_check_keys(store),
         *_check_records(store),
         *_check_index(store, state),
         *_check_model(store, runtime),
@@ -224,6 +225,17 @@ def _check_vectors(store: Store, state: GalleryState, show_progress: bool) -> It
             unclaimed.append(found.rows[:, free & ~np.isin(found.rows[NUMBER], state.dead)])
             progress.update(segment.n)
     yield from _misplaced(items[~confirmed], np.concatenate(unclaimed, axis=1), table.ids)
+
+
+def _check_keys(store: Store) -> Iterator[Problem]:
+    """Check that no two items have the same key, which no index of the database ensures."""
+    if repeated := repeated_keys(store):
+        what = f"gallery.db: the key of item {_listed(repeated)} is that of a newer item as well"
+
+        def keep_newest(store: Store) -> None:
+            store.remove(repeated)
+
+        yield Problem(what, "the newest is kept", keep_newest)
 
 
 def _segment_problem(segment: Segment, found: SegmentRows) -> Problem:

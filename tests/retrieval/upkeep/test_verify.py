@@ -12,6 +12,7 @@ import pytest
 from retrieval import Gallery, LookalikeError
 from retrieval.storage.maintenance import drop_index
 from retrieval.storage.records import BadFile, FileStamp, IndexSpec
+from retrieval.storage.schema import FACTS, item_crc
 from retrieval.storage.segments import files_of
 from retrieval.upkeep.compact import compact
 from retrieval.upkeep.verify import verify
@@ -162,6 +163,22 @@ def test_damaged_item_is_found_and_removed(folder: Path) -> None:
     assert [f"item {number}" in problem.what for problem in verify(folder).problems] == [True]
     assert not verify(folder, repair=True).left
     assert "b1.jpg" not in contents(Gallery(folder))
+
+
+def test_of_items_with_one_key_the_newest_is_kept(folder: Path) -> None:
+    gallery = Gallery(folder)
+    older, newer = gallery.ids_of(["b1.jpg", "b2.jpg"])
+    columns = ", ".join(FACTS)
+    with gallery.store.writing(), gallery.store.transaction() as db:
+        facts = db.execute(f"SELECT {columns} FROM items WHERE id = ?", (older,)).fetchone()
+        renamed = tuple(
+            "b2.jpg" if name == "key" else value for name, value in zip(FACTS, facts, strict=True)
+        )
+        db.execute("UPDATE items SET key = 'b2.jpg', crc = ? WHERE id = ?", (item_crc(renamed), older))
+    assert [f"key of item {older} is" in problem.what for problem in verify(folder).problems] == [True]
+    assert not verify(folder, repair=True).left
+    assert Gallery(folder).ids_of(["b2.jpg"]) == [newer]
+    assert len(Gallery(folder)) == 58
 
 
 def test_misplaced_item_is_repaired(folder: Path) -> None:
