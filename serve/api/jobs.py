@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from retrieval.curation.duplicate_groups import Group
 from retrieval.errors import InputError, did_you_mean
+from retrieval.evaluation.calibration_fit import HIGH_ERROR
 from serve.api.bodies import JSON, read_body
 from serve.api.context import GalleryJobs, Service
 from serve.api.evaluation import answer_of
@@ -24,12 +25,14 @@ from serve.api.exception_handlers import BODY, COMMON, documented, validate
 from serve.api.openapi import accepts
 from serve.api.routes import image_fields
 from serve.core import analyses
-from serve.core.errors import BusyError, InvalidRequestError, UnknownJobError
+from serve.core.changes import check_allowed
+from serve.core.errors import BusyError, ChangesNotAllowedError, InvalidRequestError, UnknownJobError
 from serve.core.jobs import Job, Jobs
 from serve.core.service import SearchService
 from serve.wire.evaluation import EvaluationAnswer
 from serve.wire.images import Image
 from serve.wire.job_requests import (
+    CalibrationRequest,
     DuplicatesRequest,
     EvaluationRequest,
     JobRequest,
@@ -37,6 +40,7 @@ from serve.wire.job_requests import (
     SuspectsRequest,
 )
 from serve.wire.jobs import (
+    CalibrationAnswer,
     DuplicateGroup,
     DuplicatesAnswer,
     JobAnswer,
@@ -46,6 +50,7 @@ from serve.wire.jobs import (
     Neighbour,
     SuspectedLabel,
     SuspectsAnswer,
+    Threshold,
 )
 from serve.wire.problems import ProblemDetails
 
@@ -59,10 +64,12 @@ class Kind(NamedTuple):
     Attributes:
         request: Model of the request.
         run: Does the work; returns the result.
+        changes: Whether it changes what all visitors see, for which they need the permission.
     """
 
     request: type[BaseModel]
     run: Callable[[SearchService, Any], BaseModel]
+    changes: bool = False
 
 
 def _evaluate(service: SearchService, _: EvaluationRequest) -> EvaluationAnswer:
@@ -136,11 +143,23 @@ def _place(service: SearchService, query: MapRequest) -> MapAnswer:
     )
 
 
+def _calibrate(service: SearchService, query: CalibrationRequest) -> CalibrationAnswer:
+    quality = analyses.calibrate(service, query.absent)
+    return CalibrationAnswer(
+        queries=quality.queries,
+        classes=quality.classes,
+        error=quality.ece,
+        reliable=quality.ece <= HIGH_ERROR,
+        thresholds=[Threshold(**asdict(one)) for one in quality.thresholds],
+    )
+
+
 KINDS = {
     "evaluation": Kind(EvaluationRequest, _evaluate),
     "duplicates": Kind(DuplicatesRequest, _find_duplicates),
     "suspects": Kind(SuspectsRequest, _suspect),
     "map": Kind(MapRequest, _place),
+    "calibration": Kind(CalibrationRequest, _calibrate, changes=True),
 }
 
 
@@ -149,7 +168,7 @@ KINDS = {
     summary="Start a job.",
     status_code=202,
     response_model=JobAnswer,
-    responses=documented(*BODY, BusyError, *COMMON),
+    responses=documented(*BODY, BusyError, ChangesNotAllowedError, *COMMON),
     response_description="The job, whose address is in the header `Location`.",
     openapi_extra=accepts(JobRequest),
 )
@@ -166,6 +185,8 @@ async def start_job(request: Request, service: Service, jobs: GalleryJobs) -> Re
             detail = f"unknown kind {name[:50]!r}; {did_you_mean(name[:50], KINDS, ', '.join(KINDS))}"
             raise InvalidRequestError(f"kind: {detail}", [{"pointer": "#/kind", "detail": detail}])
         kind = KINDS[name]
+        if kind.changes:
+            check_allowed(service)
         query = validate(kind.request, values)
         return jobs.start(name, lambda: kind.run(service, query).model_dump_json())
 

@@ -18,9 +18,12 @@ from retrieval.curation.duplicate_groups import Group
 from retrieval.curation.suspects import Suspects, find_suspects
 from retrieval.curation.thinning import plan_thinning
 from retrieval.errors import InputError
+from retrieval.evaluation import calibration_fit
+from retrieval.evaluation.calibration_fit import QUERIES, Quality
 from retrieval.evaluation.report import Report
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.reports.folder import evaluate_and_keep
+from retrieval.search.calibration import write_calibration
 from serve.core.reports import current_report
 from serve.core.service import SearchService
 
@@ -102,8 +105,33 @@ def evaluate(service: SearchService) -> Report:
         gallery = service.gallery.fixed()
         if current := current_report(gallery):
             return Report.load(current.folder)
-        limit = max(_MIN_QUERIES, _MAX_COMPARISONS // max(1, len(gallery)))
-        return evaluate_and_keep(gallery, limit=limit)
+        return evaluate_and_keep(gallery, limit=_most_queries(gallery))
+
+
+def calibrate(service: SearchService, absent: float) -> Quality:
+    """Learn from the labels how probable hits are, and keep that in the gallery; return its quality.
+
+    Args:
+        service: The gallery, which visitors may change.
+        absent: Share of the queries whose thing is not in the gallery, from 0 to below 1.
+
+    Raises:
+        InputError: There are too few labels, they do not fit the scores, or the gallery is not writable.
+    """
+    with hide_paths(service):
+        gallery = service.gallery.fixed()
+        queries = min(QUERIES, _most_queries(gallery))
+        calibration, quality = calibration_fit.calibrate(gallery, absent=absent, queries=queries)
+        try:
+            write_calibration(gallery.folder, calibration)
+        except OSError as error:
+            what = f"{gallery.folder}: it cannot keep the calibration ({error.strerror})"
+            raise InputError(f"{what}; make its folder writable") from error
+        return quality
+
+
+def _most_queries(gallery: SearchableGallery) -> int:
+    return max(_MIN_QUERIES, _MAX_COMPARISONS // max(1, len(gallery)))
 
 
 def check_comparable(gallery: SearchableGallery, min_score: float) -> None:

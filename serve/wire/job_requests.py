@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from retrieval.curation.suspects import MAX_NEIGHBOURS, NEIGHBOURS
+from retrieval.evaluation.calibration_fit import ABSENT
 from serve.core.analyses import LOWEST, MAPPED, MAX_MAPPED
 
 _MAX_GROUPS = 10_000
@@ -19,8 +20,8 @@ class JobRequest(BaseModel):
     model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [{"kind": "evaluation"}]})
 
     kind: str = Field(
-        description="evaluation, duplicates (fields of DuplicatesRequest), suspects (SuspectsRequest) or "
-        "map (MapRequest).",
+        description="evaluation, duplicates (fields of DuplicatesRequest), suspects (SuspectsRequest), map "
+        "(MapRequest) or calibration (CalibrationRequest).",
         examples=["duplicates"],
     )
 
@@ -75,4 +76,19 @@ class MapRequest(BaseModel):
     kind: Literal["map"]
     limit: int = Field(
         MAPPED, ge=4, le=MAX_MAPPED, description="Number of images beyond which a random sample is placed."
+    )
+
+
+class CalibrationRequest(BaseModel):
+    """Learn from the labels how probable it is that a hit shows the same thing."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["calibration"]
+    absent: float = Field(
+        ABSENT,
+        ge=0,
+        lt=1,
+        allow_inf_nan=False,
+        description="Share of the queries that you expect to show something that is not in the gallery.",
     )

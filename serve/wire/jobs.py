@@ -68,6 +68,30 @@ class SuspectsAnswer(BaseModel):
     suspects: list[SuspectedLabel]
 
 
+class Threshold(BaseModel):
+    """What a lowest probability of hits does, on classes that were held out."""
+
+    probability: float
+    hits: float = Field(description="Share of the hits that reach it.")
+    right: float | None = Field(description="Share of right ones among these; null if there are none.")
+    answered: float = Field(
+        description="Share of the queries with such a hit, of those whose thing is in the gallery."
+    )
+    refused: float | None = Field(
+        description="Share of the queries without such a hit, of those whose thing is not in the gallery."
+    )
+
+
+class CalibrationAnswer(BaseModel):
+    """The calibration that hits have from now on, measured on classes that were held out."""
+
+    queries: int = Field(description="Number of queries.")
+    classes: int = Field(description="Number of their classes.")
+    error: float = Field(description="Calibration error: mean distance of probability and share right.")
+    reliable: bool = Field(description="Whether the error is low enough to rely on the probabilities.")
+    thresholds: list[Threshold]
+
+
 class MapAnswer(BaseModel):
     """A map of the gallery: only neighbourhoods have a meaning, not axes and distances.
 
@@ -108,8 +132,8 @@ class JobAnswer(BaseModel):
     problem: ProblemDetails | None = Field(description="Why it failed.")
     result: Any = Field(
         None,
-        description="Its result, once it is done: EvaluationAnswer, DuplicatesAnswer, SuspectsAnswer or "
-        "MapAnswer. Not in the list of jobs.",
+        description="Its result, once it is done: EvaluationAnswer, DuplicatesAnswer, SuspectsAnswer, "
+        "MapAnswer or CalibrationAnswer. Not in the list of jobs.",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 from retrieval import Gallery
 from retrieval.curation.suspects import find_suspects
 from retrieval.curation.thinning import plan_thinning
+from retrieval.evaluation.calibration_fit import calibrate
 from retrieval.evaluation.report import Report, kept_reports
 from retrieval.files import now
 from retrieval.reports.folder import keep_report
@@ -24,6 +25,7 @@ from serve.app import create_app
 from serve.client import ApiError, Client
 from serve.core.background import Background
 from serve.core.errors import BusyError
+from serve.core.permissions import Permissions
 from serve.core.service import SearchService
 from tests.conftest import wait_until
 from tests.serve.asgi_server import answering
@@ -120,6 +122,34 @@ def test_map_places_every_image_near_its_class(client: Client, folder: Path) -> 
     similar = vectors @ vectors.T - 9 * np.eye(len(vectors))
     assert found["right"] == (labels[similar.argmax(1)] == labels).tolist()
     assert len(done(client, "map", limit=10)["ids"]) == 10
+
+
+def test_calibration_gives_hits_probabilities(tmp_path: Path) -> None:
+    """40 classes of 8 vectors around their means."""
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(40), 8)
+    np.save(tmp_path / "v.npy", random.normal(size=(40, 16))[labels] + 0.7 * random.normal(size=(320, 16)))
+    (tmp_path / "v.csv").write_text("\n".join(["label", *(f"class {label}" for label in labels)]) + "\n")
+    folder = tmp_path / "g"
+    Gallery.import_vectors(folder, tmp_path / "v.npy", name="ours")
+    with answering(create_app(SearchService(folder), page=False)) as url, Client(url) as client:
+        with pytest.raises(ApiError) as refused:
+            client.start_job("calibration")
+        assert (refused.value.status, refused.value.code) == (403, "changes-not-allowed")
+        assert client.search(id=1)[0].probability is None
+    service = SearchService(folder, permissions=Permissions(changes=True))
+    with answering(create_app(service, page=False)) as url, Client(url) as client:
+        found = done(client, "calibration", absent=0.25)
+        hits = client.search(id=1)
+    expected, quality = calibrate(Gallery(folder), absent=0.25)
+    assert (found["queries"], found["classes"], found["error"]) == (320, 40, quality.ece)
+    assert found["thresholds"] == [asdict(one) for one in quality.thresholds]
+    kept = Gallery(folder).calibration
+    assert kept is not None
+    assert (kept.weights, kept.absent) == (expected.weights, 0.25)
+    direct = Gallery(folder).search_id(1)
+    assert [hit.probability for hit in hits] == pytest.approx([hit.probability for hit in direct])
+    assert (hits[0].probability or 0) > (hits[-1].probability or 1)
 
 
 def test_jobs_are_listed_and_removed(client: Client) -> None:
