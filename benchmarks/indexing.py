@@ -148,7 +148,14 @@ def compare(images: Path, embedder: Embedder, count: int, rounds: int, folder: P
 def untrained(folder: Path) -> Path:
     """Export an untrained ResNet-18."""
     words = ["train", "--data", "digits", "--out", str(folder / "run"), "--set", "epochs=0"]
-    words += ["--set", "model.backbone=resnet18", "--set", "model.weights=null", "--set", "preprocess.size=224"]
+    words += [
+        "--set",
+        "model.backbone=resnet18",
+        "--set",
+        "model.weights=null",
+        "--set",
+        "preprocess.size=224",
+    ]
     export = ["export", str(folder / "run"), "--out", str(folder / "model.onnx"), "--data", "noise"]
     for command in (words, export):
         subprocess.run([sys.executable, "-m", "lookalike", *command], check=True, capture_output=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -21,8 +21,9 @@ from retrieval.model.embedder import Embedder
 from retrieval.model.runtime import Runtime
 from retrieval.search.calibration import DEPTH, SAME, Calibration, CalibrationFile, summary
 from retrieval.search.embeddings import StoredEmbeddings
+from retrieval.search.expression import Expression, is_expression
 from retrieval.search.options import MOST_CANDIDATES, SearchKeywords, SearchOptions, takes_search_options
-from retrieval.storage.conditions import find_column, item_columns
+from retrieval.storage.conditions import Column, find_column, item_columns
 from retrieval.storage.facets import Facets
 from retrieval.storage.identity import check_same, check_vectors, own_model
 from retrieval.storage.listing import Order, Place
@@ -32,6 +33,7 @@ from retrieval.storage.records import BadFile, IndexSpec, StoredItem, Value
 from retrieval.storage.schema import BUILT_IN
 from retrieval.text import pluralize
 
+_SCORE = "score"
 _COPIES = 2  # of the picture of a query, which are searched for beside its nearest images
 
 Neighbours = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
@@ -361,13 +363,32 @@ class SearchableGallery(Displayed, ABC):
     ) -> list[list[Hit]]:
         """Return the first hits of each query in an order; see `SearchOptions.order`."""
         try:
-            column = find_column(order.column, item_columns(self.contents.columns())).name
+            values_of = self._order_values(order.column)
         except InputError as error:
-            error.args, error.pointer = (f"order: {error}",), "#/order"
+            error.args, error.pointer = (f"order: {str(error).removeprefix('order: ')}",), "#/order"
             raise
         most = replace(options, k=max(options.k, MOST_CANDIDATES), order=None)
         found = self.find(queries, most, own)
-        return [_ordered(hits, column, order.descending)[: options.k] for hits in found]
+        return [_ordered(hits, values_of(hits), order.descending)[: options.k] for hits in found]
+
+    def _order_values(self, text: str) -> Callable[[Hits], Sequence[Value]]:
+        """Return a function that returns the values by which hits are ordered: of a column, or an expression.
+
+        Raises:
+            InputError: An unknown column, or an invalid expression.
+        """
+        contents = self.contents
+        known = item_columns(contents.columns())
+        known[_SCORE] = Column(_SCORE, "")
+        if not is_expression(text) or text.lower() in map(str.lower, known):
+            column = find_column(text, known).name
+            return lambda hits: _values(hits, column)
+        expression, kinds = Expression(text), {**contents.kinds(), **BUILT_IN}
+        columns = {name: find_column(name, known).name for name in expression.columns}
+        for name, column in columns.items():
+            if kinds.get(column) == "text":
+                raise InputError(f"column {name!r} is text; an expression takes numbers")
+        return lambda hits: _computed(hits, expression, columns)
 
     @abstractmethod
     def _nearest(
@@ -496,9 +517,20 @@ class SearchableGallery(Displayed, ABC):
         """Return a short text that changes with the items, their facts or the model."""
 
 
-def _ordered(hits: Hits, column: str, descending: bool) -> list[Hit]:
-    """Return hits by their values of a column: numbers before text, equal ones as before, missing last."""
-    values = [getattr(hit, column) if column in BUILT_IN else hit.metadata.get(column) for hit in hits]
+def _values(hits: Hits, column: str) -> list[Value]:
+    if column in BUILT_IN or column == _SCORE:
+        return [getattr(hit, column) for hit in hits]
+    return [hit.metadata.get(column) for hit in hits]
+
+
+def _computed(hits: Hits, expression: Expression, columns: Mapping[str, str]) -> list[Value]:
+    """Return the value of an expression for each hit; `None` where it is missing."""
+    values = {name: np.array(_values(hits, column), np.float64) for name, column in columns.items()}
+    return [None if value != value else value for value in expression.of(values, len(hits)).tolist()]
+
+
+def _ordered(hits: Hits, values: Sequence[Value], descending: bool) -> list[Hit]:
+    """Return hits by their values: numbers before text, equal ones as before, missing last."""
     present = [number for number, value in enumerate(values) if value is not None]
     present.sort(key=lambda number: (isinstance(values[number], str), values[number]), reverse=descending)
     missing = [number for number, value in enumerate(values) if value is None]

@@ -106,7 +106,8 @@ class SearchOptions:
         min_probability: Lowest probability of a hit, from 0 to 1, in a calibrated gallery; not with `rerank`.
         calibrated: Whether the queries are images, of whose hits a calibration gives the probabilities. Text
             has other cosines.
-        order: Order of the hits: a column, with "desc" for high values first, such as "price desc". The
+        order: Order of the hits: a column, with "desc" for high values first, such as "price desc"; or an
+            expression, such as "score + 0.1 * in_stock desc", see `retrieval.search.expression`. The
             `MOST_CANDIDATES` best hits are put in this order, whatever `k` is: more hits only continue the
             list. Equal values are best first, missing ones last. `None` for the best first.
 
@@ -152,11 +153,12 @@ class SearchOptions:
     calibrated: bool = True
     order: str | None = option(
         None,
-        "Column by which the hits are ordered, with `desc` for high values first. The "
+        "Column by which the hits are ordered, with `desc` for high values first; or an expression, such as "
+        "`score + 0.1 * in_stock + 0.02 * log1p(coalesce(sales, 0)) desc`. The "
         f"{MOST_CANDIDATES:,} best hits are ordered, and `k` is how many of them are returned, so that more "
         "only continue the list. Missing values are last. By default the best hits are first.",
         metavar="COLUMN",
-        examples=["price", "price desc"],
+        examples=["price", "price desc", "score + 0.1 * in_stock desc"],
     )
 
     def __post_init__(self) -> None:

@@ -324,6 +324,21 @@ def test_order_of_hits(filled: Filled, order: str) -> None:
     assert [hit.metadata.get(column) for hit in found] == expected
 
 
+def test_order_by_an_expression(filled: Filled) -> None:
+    gallery, catalogue = filled
+    query = catalogue.rows[0].vector
+    order = "score + 0.01 * coalesce(price, 7) desc"
+    (found,) = gallery.find(query[None], SearchOptions(COUNT, order=order))
+    (plain,) = gallery.find(query[None], SearchOptions(COUNT))
+
+    def value(hit: Hit) -> float:
+        price = hit.metadata.get("price")
+        return hit.score + 0.01 * float(7 if price is None else price)
+
+    assert [hit.key for hit in found] == [hit.key for hit in sorted(plain, key=value, reverse=True)]
+    assert [hit.key for hit in found] != [hit.key for hit in plain]
+
+
 def test_probabilities(filled: Filled) -> None:
     """Of any calibration: they follow from the scores of the nearest in the whole gallery."""
     gallery, catalogue = filled

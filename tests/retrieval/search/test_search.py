@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -391,6 +392,21 @@ def test_invalid_options(gallery: Gallery, options: dict[str, Any], message: str
 def test_unknown_order(gallery: Gallery) -> None:
     with pytest.raises(InputError, match="order: no column 'pric'; did you mean 'price'") as failed:
         gallery.find(QUERY, SearchOptions(order="pric desc"))
+    assert failed.value.pointer == "#/order"
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        ("score + brnd desc", "order: no column 'brnd'; did you mean 'brand'"),
+        ("score + brand", "order: column 'brand' is text; an expression takes numbers"),
+        ("score + desc", "order: at character 8, expected a number, a column or a function; got the end"),
+        ("log2(price)", "order: no function 'log2' at character 1; did you mean"),
+    ],
+)
+def test_invalid_expressions(gallery: Gallery, order: str, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)) as failed:
+        gallery.find(QUERY, SearchOptions(order=order))
     assert failed.value.pointer == "#/order"
 
 
