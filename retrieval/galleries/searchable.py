@@ -20,6 +20,7 @@ from retrieval.machine.faiss_backend import CpuBackend, backend_for
 from retrieval.model.embedder import Embedder
 from retrieval.model.runtime import Runtime
 from retrieval.search.calibration import DEPTH, SAME, Calibration, CalibrationFile, summary
+from retrieval.search.diversity import diversified
 from retrieval.search.embeddings import StoredEmbeddings
 from retrieval.search.expression import Expression, is_expression
 from retrieval.search.options import MOST_CANDIDATES, SearchKeywords, SearchOptions, takes_search_options
@@ -331,6 +332,9 @@ class SearchableGallery(Displayed, ABC):
     ) -> Sequence[list[Hit] | Callable[[], list[Hit]]]:
         if options.order is not None:
             return self._in_order(queries, options, Order.parse(options.order), own)
+        if options.diversity:
+            most = replace(options, k=max(options.k, MOST_CANDIDATES), diversity=0.0)
+            return [self._diversified(hits, options) for hits in self.find(queries, most, own)]
         calibration = self.calibration if options.has_probabilities else None
         if calibration is None:
             if options.min_probability is not None:
@@ -370,6 +374,16 @@ class SearchableGallery(Displayed, ABC):
         most = replace(options, k=max(options.k, MOST_CANDIDATES), order=None)
         found = self.find(queries, most, own)
         return [_ordered(hits, values_of(hits), order.descending)[: options.k] for hits in found]
+
+    def _diversified(self, hits: Hits, options: SearchOptions) -> list[Hit]:
+        """Return the first of some hits in the order of `SearchOptions.diversity`."""
+        if not hits:
+            return []
+        vectors = self.vectors([hit.id for hit in hits])
+        there = [hit for hit in hits if hit.id in vectors]  # not one that was just removed from a database
+        scores, stacked = np.array([hit.score for hit in there]), np.stack([vectors[hit.id] for hit in there])
+        order = diversified(scores, stacked, options.diversity, options.k)
+        return [there[position] for position in order.tolist()]
 
     def _order_values(self, text: str) -> Callable[[Hits], Sequence[Value]]:
         """Return a function that returns the values by which hits are ordered: of a column, or an expression.

@@ -34,6 +34,7 @@ class SearchKeywords(TypedDict, total=False):
     rerank: str
     min_probability: float | None
     order: str | None
+    diversity: float
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,9 @@ class SearchOptions:
             expression, such as "score + 0.1 * in_stock desc", see `retrieval.search.expression`. The
             `MOST_CANDIDATES` best hits are put in this order, whatever `k` is: more hits only continue the
             list. Equal values are best first, missing ones last. `None` for the best first.
+        diversity: Weight of the difference to the hits before, from 0 to 1: of the `MOST_CANDIDATES` best
+            hits, those follow each other that are alike to the query and unlike each other; see
+            `retrieval.search.diversity`. Not with `order`.
 
     Raises:
         InputError: A value that is out of range or unknown.
@@ -160,12 +164,24 @@ class SearchOptions:
         metavar="COLUMN",
         examples=["price", "price desc", "score + 0.1 * in_stock desc"],
     )
+    diversity: float = option(
+        0.0,
+        "Weight of the difference to the hits before, such as 0.3, for hits that are not all the same: "
+        f"maximal marginal relevance among the {MOST_CANDIDATES:,} best. Not with an order.",
+        low=0,
+        high=1,
+        metavar="W",
+    )
 
     def __post_init__(self) -> None:
         if self.k < 1:
             raise InputError(f"k must be at least 1, got {self.k}")
         if self.min_score is not None and not -1 <= self.min_score <= 1:
             raise InputError(f"minimum score {self.min_score}: must be from -1 to 1")
+        if not 0 <= self.diversity <= 1:
+            raise InputError(f"diversity {self.diversity}: must be from 0 to 1")
+        if self.diversity and self.order is not None:
+            raise InputError("diversity: the hits have an order; leave out one of the two")
         if self.rerank not in RERANKS:
             hint = did_you_mean(self.rerank, RERANKS, f"known: {', '.join(RERANKS)}")
             raise InputError(f"unknown re-ranking {self.rerank!r}; {hint}")

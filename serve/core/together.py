@@ -25,7 +25,7 @@ def find_in(
     Args:
         services: The galleries; items in the query are of the first.
         query: The query, which is embedded once.
-        options: Options without `exclude`, `group_by`, `order`, `rerank` and `min_probability`.
+        options: Options without `exclude`, `group_by`, `order`, `rerank`, `diversity` and `min_probability`.
         fingerprint: Model of a vector in the query.
 
     Raises:

@@ -208,7 +208,8 @@ class GalleriesField(BaseModel):
         default_factory=list,
         max_length=MAX_GALLERIES,
         description="Names of galleries to search together, at /v1 only; they have to be of one model. Ids "
-        "in the query are of the first. Not with exclude, group_by, order, rerank and min_probability.",
+        "in the query are of the first. Not with exclude, group_by, order, rerank, diversity and "
+        "min_probability.",
         examples=[["birds", "cars"]],
     )
 
@@ -299,8 +300,9 @@ class SearchRequest(SearchFields, Query, GalleriesField):
 
     @validator(mode="after")
     def _check_galleries(self) -> SearchRequest:
-        alone = ("exclude", "group_by", "order", "rerank", "min_probability")
-        others = [name for name in alone if getattr(self, name) not in ([], None, "none")]
+        alone = ("exclude", "group_by", "order", "rerank", "diversity", "min_probability")
+        unset: tuple[object, ...] = ([], None, "none", SearchOptions.diversity)
+        others = [name for name in alone if getattr(self, name) not in unset]
         if self.galleries and others:
             raise ValueError(f"not possible in several galleries at once: {', '.join(others)}")
         if len({*self.galleries}) < len(self.galleries):

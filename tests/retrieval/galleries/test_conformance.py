@@ -25,6 +25,7 @@ from retrieval.galleries.searchable import SearchableGallery
 from retrieval.gallery import DatabaseGallery
 from retrieval.model.layer import Layer
 from retrieval.search.calibration import DEPTH, NAME, Calibration, summary, write_calibration
+from retrieval.search.diversity import diversified
 from retrieval.search.options import CANDIDATES, SearchOptions
 from retrieval.search.rerank import EXPANSION, expand, k_reciprocal
 from retrieval.storage.facets import Facet
@@ -337,6 +338,25 @@ def test_order_by_an_expression(filled: Filled) -> None:
 
     assert [hit.key for hit in found] == [hit.key for hit in sorted(plain, key=value, reverse=True)]
     assert [hit.key for hit in found] != [hit.key for hit in plain]
+
+
+def test_diversity(filled: Filled) -> None:
+    """The hits are the same ones, in another order."""
+    gallery, catalogue = filled
+    query = catalogue.rows[0].vector
+    (found,) = gallery.find(query[None], SearchOptions(COUNT, diversity=0.6))
+    (plain,) = gallery.find(query[None], SearchOptions(COUNT))
+    assert [hit.key for hit in found] != [hit.key for hit in plain]
+    assert sorted((hit.key, hit.score) for hit in found) == sorted((hit.key, hit.score) for hit in plain)
+    (first,) = gallery.find(query[None], SearchOptions(7, diversity=0.6))
+    assert [hit.key for hit in first] == [hit.key for hit in found[:7]]
+    vectors = gallery.vectors([hit.id for hit in plain])
+    order = diversified(
+        np.array([hit.score for hit in plain]), np.stack([vectors[hit.id] for hit in plain]), 0.6, COUNT
+    )
+    assert [hit.key for hit in found] == [plain[n].key for n in order.tolist()]
+    with pytest.raises(InputError, match="diversity: the hits have an order"):
+        gallery.find(query[None], SearchOptions(order="price", diversity=0.5))
 
 
 def test_probabilities(filled: Filled) -> None:
