@@ -98,8 +98,6 @@ def writing(folder: Path) -> Iterator[sqlite3.Connection]:
         try:
             # EXTRA: the commit is on disk before anything relies on it, such as the removal of old files.
             db.execute("PRAGMA synchronous = EXTRA")
-            # In kB: readers wait for a transaction from the moment when it no longer fits into the cache.
-            db.execute("PRAGMA cache_size = -65536")
             db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
             db.execute("BEGIN IMMEDIATE")
             yield db
