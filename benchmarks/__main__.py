@@ -11,14 +11,9 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when FAISS and numpy are imported
 
 import argparse
-import json
-from pathlib import Path
+from dataclasses import replace
 
 from benchmarks import rows, table
-
-RESULTS = Path(__file__).with_name("results.json")
-README = Path(__file__).parents[1] / "README.md"
-PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 
 
 def main() -> None:
@@ -39,10 +34,16 @@ def main() -> None:
         absent = {row.library for row in found if isinstance(row, table.Absent)}
         if absent:
             parser.error(f"--write needs all rows; install {', '.join(sorted(absent))}")
-        results = table.Results.of([row for row in found if isinstance(row, table.Row)], rows.ABOUT)
-        RESULTS.write_text(json.dumps(results.to_dict(), indent=1) + "\n")
-        PAGE.write_text(table.page(results))
-        README.write_text(table.with_highlights(README.read_text(), results))
+        measured = [row for row in found if isinstance(row, table.Row)]
+        results, before = table.Results.of(measured, rows.ABOUT), table.Results.load()
+        for name in before.groups.keys() - rows.GROUPS.keys():  # of benchmarks.gallery
+            others = [row for row in before.rows if row.group == name]
+            results = replace(
+                results,
+                groups={**results.groups, name: before.groups[name]},
+                rows=[*results.rows, *others],
+            )
+        results.save()
 
 
 if __name__ == "__main__":

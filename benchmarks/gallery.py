@@ -5,9 +5,12 @@ same parameters and returns numbers only; "ratio" is our CPU time to its. "commi
 after 100,000 recorded runs and as many unusable files. "float16" is the cost of `--storage float16`: the
 largest error of a score, the share of the ten nearest neighbours that are the same, and exact search.
 "with facts" is with a CSV file of path, label and two more columns. "goal" is in CPU seconds, for as many
-vectors. The longest wait is that of one of many reads meanwhile.
+vectors. The longest wait is that of one of many reads meanwhile. "sync" is of as many files, none changed,
+with its memory beside that of a tenth of them. --write puts what has a goal into benchmarks/results.json and
+docs/benchmarks.md.
 
     python -m benchmarks.gallery
+    python -m benchmarks.gallery --count 1000000 --kinds --write
     python -m benchmarks.gallery --count 1000000 --kinds flat hnsw ivf-sq8 --peers peers/bin/python
 """
 
@@ -31,6 +34,7 @@ from typing import Any
 import faiss
 import numpy as np
 
+from benchmarks import table
 from benchmarks.search import draw
 from retrieval import Gallery
 from retrieval.storage.records import BadFile, Facts, FileStamp, IndexSpec
@@ -40,8 +44,11 @@ from retrieval.upkeep.verify import verify
 K = 10
 ADDED, HISTORY = 1000, 100_000
 # CPU seconds for a million vectors in the gallery; that of "add" holds at any size.
-GOALS = {"import": 4, "import with facts": 8, "remove 10 %": 0.5}
+GOALS = {"import": 4, "import with facts": 8, "remove 10 %": 0.5, "sync, nothing changed": 10}
 ADD_GOAL = 0.05
+WAIT_GOAL = 0.05  # seconds
+_BYTES = 200  # of memory for each file of a sync
+ABOUT = "CPU time of work on a gallery of {count:,} vectors of {dim} dimensions, against fixed times."
 REPEATED_RUNS = """
 WITH RECURSIVE counter (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM counter WHERE n < ?)
 INSERT INTO runs (command, started, ended, counts, versions, crc)
@@ -129,8 +136,7 @@ def with_facts(report: Report, folder: Path, count: int, dim: int, goals: Mappin
         report.time(
             f"add {ADDED} with facts", lambda: Gallery.import_vectors(gallery, more, name="x"), goal=ADD_GOAL
         )
-    report.rows[-1]["longest_wait"] = longest[0]
-    print(f"{'':34}longest wait of a read {1000 * longest[0]:.0f} ms")
+    report.add("longest wait of a read then", longest[0], longest[0], goal=WAIT_GOAL)
 
 
 @contextmanager
@@ -158,6 +164,46 @@ def waits(gallery: Path) -> Iterator[list[float]]:
             reader.wait()
             output.seek(0)
             longest[0] = float(output.read().split()[-1])
+
+
+def sync(report: Report, folder: Path, count: int, goals: Mapping[str, float]) -> None:
+    """Sync galleries with folders in which nothing has changed: of a tenth of the files, and of all."""
+    found = []
+    for number in (count // 10, count):
+        place = folder / f"s{number}"
+        for row in range(number):
+            if row % 1000 == 0:
+                (place / "files" / f"{row // 1000:05}").mkdir(parents=True)
+            (place / "files" / f"{row // 1000:05}" / f"{row % 1000:03}.jpg").touch()
+        np.save(place / "v.npy", draw(number, 8, 5))
+        paths = (f"{place}/files/{row // 1000:05}/{row % 1000:03}.jpg" for row in range(number))
+        (place / "v.csv").write_text("\n".join(["path", *paths]) + "\n")
+        Gallery.import_vectors(place / "g", place / "v.npy", name="x", index=IndexSpec("flat"))
+        words = ["-m", "lookalike", "index", "sync", str(place / "g"), str(place / "files")]
+        start = time.perf_counter()
+        with subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL) as process:
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0, process.returncode
+        found.append((time.perf_counter() - start, usage.ru_utime + usage.ru_stime, 1024 * usage.ru_maxrss))
+    (_, few_cpu, few_bytes), (seconds, cpu, most_bytes) = found
+    files, name = count - count // 10, "sync, nothing changed"
+    report.add(name, seconds, cpu, goal=goals[name], microseconds=1e6 * (cpu - few_cpu) / files)
+    print(f"{'':34}{(most_bytes - few_bytes) / files:.0f} bytes for each file, goal {_BYTES}")
+    report.rows[-1]["bytes"] = (most_bytes - few_bytes) / files
+
+
+def write(report: Report, count: int, dim: int) -> None:
+    """Put the rows with a goal into the results of `make bench`."""
+    results = table.Results.load()
+    rows = []
+    for row in report.rows:
+        if "goal" not in row:
+            continue
+        cpu, wall, goal = (1000 * row[name] for name in ("cpu_seconds", "seconds", "goal"))
+        ratio, against = cpu / goal, f"{row['goal']:g} s"
+        rows.append(table.Row("gallery", row["name"], against, cpu, wall, goal, goal, ratio, ratio, ratio, 1))
+    results.with_group("gallery", ABOUT.format(count=count, dim=dim), rows).save()
 
 
 def commits(report: Report, folder: Path, vectors: np.ndarray) -> None:
@@ -215,7 +261,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--count", type=int, default=50_000, help="vectors in the gallery")
     parser.add_argument("--dim", type=int, default=128)
-    parser.add_argument("--kinds", nargs="+", default=["flat", "hnsw", "ivf-sq8"])
+    parser.add_argument("--write", action="store_true", help="write the rows with a goal")
+    parser.add_argument("--kinds", nargs="*", default=["flat", "hnsw", "ivf-sq8"])
     parser.add_argument("--peers", type=Path, help="Python of an environment with lancedb and usearch")
     parser.add_argument("--json", type=Path, help="output file")
     args = parser.parse_args()
@@ -246,9 +293,12 @@ def main() -> None:
         report.time(f"add {ADDED}", lambda: Gallery.import_vectors(gallery, folder / "more.npy", name="x"))
         tenth = range(1, args.count, 10)
         report.time("remove 10 %", lambda: Gallery(gallery).remove(list(tenth)), goal=goals["remove 10 %"])
+        sync(report, folder, args.count, goals)
         report.time("compact", lambda: compact(Gallery(gallery)))
         commits(report, gallery, queries)
         assert not report.time("verify", lambda: verify(gallery)).problems
+    if args.write:
+        write(report, args.count, args.dim)
     if args.json:
         args.json.write_text(
             json.dumps({"count": args.count, "dim": args.dim, "rows": report.rows}, indent=1)

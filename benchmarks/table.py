@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from benchmarks.gallery_scale import commit, machine
 
 Work = Callable[[], Any]
 _LEAST, _MOST = 5, 200  # rounds
+_RESULTS = Path(__file__).with_name("results.json")
+_README = Path(__file__).parents[1] / "README.md"
+_PAGE_FILE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 _LIBRARIES = ("torch", "faiss-cpu", "onnxruntime", "pillow", "numpy")
 
 
@@ -108,9 +113,23 @@ class Results:
         """Inverse of `to_dict`."""
         return cls(**{**values, "rows": [Row(**row) for row in values["rows"]]})
 
-    def to_dict(self) -> dict[str, Any]:
+    @classmethod
+    def load(cls) -> Results:
         """Return the content of results.json."""
-        return asdict(self)
+        return cls.from_dict(json.loads(_RESULTS.read_text()))
+
+    def with_group(self, name: str, about: str, rows: list[Row]) -> Results:
+        """Return these results with the rows of one group, which were measured just now."""
+        today = datetime.now(UTC).date().isoformat()
+        about = f"{about}\nMeasured on {today} at commit {commit()}."
+        others = [row for row in self.rows if row.group != name]
+        return replace(self, groups={**self.groups, name: about}, rows=[*others, *rows])
+
+    def save(self) -> None:
+        """Write results.json, docs/benchmarks.md and README.md."""
+        _RESULTS.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        _PAGE_FILE.write_text(page(self))
+        _README.write_text(with_highlights(_README.read_text(), self))
 
 
 def compare(group: str, pair: Pair, seconds: float) -> Row:
