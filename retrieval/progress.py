@@ -12,10 +12,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
-
-from tqdm import tqdm
+from typing import TYPE_CHECKING, NoReturn
 
 from retrieval.text import print_notice, printable
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 _SECONDS_BETWEEN_LINES = 10.0
 _MIN_SECONDS_TO_STAY = 1.0
@@ -71,11 +73,7 @@ class Progress:
     ) -> None:
         self._what, self._total, self._unit, self._begun, self._show = what, total, unit, begun, show
         self._note = ""
-        self._bar = (
-            tqdm(total=total, desc=what, unit=f" {unit}", initial=begun, dynamic_ncols=True)
-            if show and sys.stderr.isatty()
-            else None
-        )
+        self._bar = self._open_bar() if show and sys.stderr.isatty() else None
         self._lines = show and self._bar is None
         self._done, self._start = begun, time.monotonic()
         self._next_line = self._start + _SECONDS_BETWEEN_LINES
@@ -99,7 +97,13 @@ class Progress:
     def write(self, message: str) -> None:
         """Print a message without disturbing the progress bar."""
         if self._show:
-            tqdm.write(printable(message), file=sys.stderr)
+            (print if self._bar is None else self._bar.write)(printable(message), file=sys.stderr)
+
+    def _open_bar(self) -> tqdm[NoReturn]:
+        from tqdm import tqdm  # galleries are opened without it
+
+        unit = f" {self._unit}"
+        return tqdm(total=self._total, desc=self._what, unit=unit, initial=self._begun, dynamic_ncols=True)
 
     def _notify(self) -> None:
         listener = _listener.get()

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _CONTEXT = multiprocessing.get_context(
     "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 )
-_IMPORTED = ("lookalike.__main__", "serve.app")
+_IMPORTED = ("lookalike.__main__", "serve.forked")
 _LONG = 64  # bytes of the path of a temporary folder
 # Seconds in which a worker answers its supervisor. A new one imports its modules and opens the galleries
 # first: uvicorn's five seconds would end it again and again on a busy machine.

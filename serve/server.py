@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import ipaddress
 import logging
 import os
@@ -53,7 +54,7 @@ def run(
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # single queries gain nothing from threads of FAISS
     configure_logging(settings.log_level, settings.log_format)
     try:
-        with _interrupt_on_signals(), _bind(settings) as listening, _private_folder():
+        with _interrupt_on_signals(), _bind(settings) as listening, _private_folder(), _garbage_kept():
             _serve(settings, listening, follow, ready)
     except KeyboardInterrupt:
         pass
@@ -91,6 +92,8 @@ def _serve(
         report_status("starting the server", settings.log_format)
 
     def announce() -> None:
+        gc.freeze()
+        gc.enable()
         address = f"http://{_authority(settings.host, listening)}"
         print(f"Lookalike is at {address}", flush=True)
         if ready is not None:
@@ -137,6 +140,19 @@ def _authority(host: str, listening: socket.socket) -> str:
     """Return host and port as in a URL."""
     port = listening.getsockname()[1]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@contextmanager
+def _garbage_kept() -> Iterator[None]:
+    """Collect no garbage until the server is ready, which freezes what there is by then: modules and models.
+
+    They stay. To go through them takes a fifth of the start, and in a server that runs a tenth of a second.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 @contextmanager

@@ -7,7 +7,7 @@ reasons.
 from __future__ import annotations
 
 from functools import cache
-from importlib import import_module, metadata
+from importlib import import_module
 
 from retrieval.machine.extras import needs
 
@@ -34,6 +34,8 @@ def missing_decoder() -> str | None:
 
     Thumbnails within a file are not used in its place, since they are not the pixels that other formats have.
     """
+    from importlib import metadata  # slow to import
+
     try:
         version = metadata.version(_PACKAGE)
         plugin = import_module("pillow_heif")

@@ -13,12 +13,15 @@ import shutil
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import Distribution, distributions, packages_distributions, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from retrieval.machine.devices import Gpu
 from retrieval.machine.extras import installer
 from retrieval.machine.gpu_code import Code, gpu_code
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
 
 NAMES = {"faiss": "FAISS", "onnxruntime": "ONNX Runtime", "torch": "torch"}
 _PAIR = ("faiss", "onnxruntime")  # modules of which the extras `cpu` and `gpu` have one distribution each
@@ -91,6 +94,8 @@ def builds(path: Sequence[str] | None = None) -> dict[str, Build | None]:
     Args:
         path: Folders to look into; `None` for those of `sys.path`.
     """
+    from importlib.metadata import distributions  # slow to import
+
     folders = list(dict.fromkeys(sys.path if path is None else path))
     found: dict[str, list[Distribution]] = {module: [] for module in NAMES}
     for distribution in distributions(path=folders):
@@ -110,6 +115,8 @@ def versions(names: Iterable[str], path: Sequence[str] | None = None) -> dict[st
             is installed, whose name is returned; missing ones are left out.
         path: Folders to look into; `None` for those of `sys.path`.
     """
+    from importlib.metadata import distributions
+
     found = {"python": platform.python_version()}
     for name in names:
         known = next(iter(distributions(name=name, path=sys.path if path is None else list(path))), None)
@@ -135,6 +142,8 @@ def find_problems(
 
 def name_problems() -> Iterator[Problem]:
     """Yield the packages of ours that another distribution has, too: both have their files in one folder."""
+    from importlib.metadata import packages_distributions, version
+
     owners = packages_distributions()
     for package in _PACKAGES:
         if others := sorted({*owners.get(package, ())} - {"lookalike"}):
@@ -157,6 +166,8 @@ def unused_cuda(found: Mapping[str, Build | None], path: Sequence[str] | None = 
         found: Installed builds, by module.
         path: Folders with the distributions; `None` for those of `sys.path`.
     """
+    from importlib.metadata import distributions
+
     build = found["torch"]
     if build is None or build.cuda is None:
         return None

@@ -12,10 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import onnxruntime as ort
 from PIL import Image
 
 from retrieval.display import Displayed
@@ -32,6 +31,9 @@ from retrieval.model.run_sizes import MAX_PADDED, MeasuredSize, pad, padded_runs
 from retrieval.model.runtime import Runtime
 from retrieval.model.sessions import CPU, open_session, reason
 from retrieval.model.text_encoder import TextEncoder
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
 
 FORMAT_VERSION = 1
 _PREFIX = "lookalike."

@@ -9,9 +9,10 @@ import functools
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-import onnxruntime as ort
+if TYPE_CHECKING:
+    import onnxruntime as ort
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -27,6 +28,8 @@ _thread = _Thread()
 
 def run_options() -> ort.RunOptions:
     """Return options by which another thread can end a run: by `options.terminate = True`."""
+    import onnxruntime as ort
+
     options = ort.RunOptions()
     options.log_severity_level = 4
     return options

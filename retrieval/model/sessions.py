@@ -6,8 +6,7 @@ import io
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
-
-import onnxruntime as ort
+from typing import TYPE_CHECKING
 
 from retrieval.errors import InputError
 from retrieval.machine.devices import gpus
@@ -16,6 +15,9 @@ from retrieval.model.external_data import refuse_external_data
 from retrieval.model.interruption import interruptible
 from retrieval.model.runtime import Runtime
 from retrieval.text import print_once
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
 
 CPU = ORT_NAMES["cpu"]
 _REQUIREMENTS = {
@@ -39,6 +41,8 @@ def open_session(path: Path, data: bytes, runtime: Runtime) -> ort.InferenceSess
     Raises:
         InputError: It is not a complete ONNX model, or takes weights from other files.
     """
+    import onnxruntime as ort  # galleries are opened without it
+
     refuse_external_data(str(path), data)
     options = ort.SessionOptions()
     options.intra_op_num_threads = runtime.threads or 0
@@ -79,6 +83,8 @@ def _accelerated(
     data: bytes, options: ort.SessionOptions, name: str, runtime: Runtime, offered: Sequence[str]
 ) -> ort.InferenceSession | None:
     """Return a session on an accelerator; `None` if ONNX Runtime fails or silently falls back."""
+    import onnxruntime as ort
+
     kind = ORT_NAMES[name]
     if kind not in offered:
         return None

@@ -17,10 +17,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from ipaddress import IPv4Address, IPv6Address
-
-import httpx
+from typing import TYPE_CHECKING
 
 from serve.core.errors import BusyError, FetchError
+
+if TYPE_CHECKING:
+    import httpx  # slow to import, and most servers fetch nothing
 
 TIMEOUT_SECONDS = 10.0  # in total: DNS, redirects and a slow body
 MAX_BYTES = 20 * 2**20
@@ -109,6 +111,8 @@ async def fetch_image(
         FetchError: The URL is invalid, or nothing could be fetched; the latter always with the same message.
         BusyError: Too many fetches are in progress.
     """
+    import httpx
+
     checked = _check(url)
     if not _slots.acquire(blocking=False):
         raise BusyError("too many images are being fetched: try again in a moment")
@@ -124,6 +128,8 @@ async def fetch_image(
 
 def _check(text: str) -> httpx.URL:
     """Return a URL without its port; raise a `FetchError` if it is not allowed."""
+    import httpx
+
     try:
         url = httpx.URL(text.strip() if len(text) <= MAX_URL_LENGTH else "")
     except (httpx.InvalidURL, ValueError):
@@ -156,6 +162,8 @@ async def _follow_redirects(
 
 async def _request(url: httpx.URL, endpoints: Sequence[Endpoint]) -> bytes | str:
     """Return the body from the first endpoint that accepts a connection, or the location of a redirect."""
+    import httpx
+
     failure: Exception = FetchError("the host has no public address")
     for address, port in endpoints:
         try:
@@ -197,6 +205,8 @@ async def _read(response: httpx.Response) -> bytes | str:
 @cache
 def _certificates() -> ssl.SSLContext:
     """Load the trusted certificates of httpx or SSL_CERT_FILE, which takes a while."""
+    import httpx
+
     return httpx.create_ssl_context()
 
 

@@ -57,7 +57,7 @@ class _Terminal(io.StringIO):
 
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "tqdm", functools.partial(tqdm, ncols=90, mininterval=0))
+    monkeypatch.setattr("tqdm.tqdm", functools.partial(tqdm, ncols=90, mininterval=0))
 
 
 @pytest.mark.usefixtures("narrow")

@@ -81,6 +81,27 @@ def test_accepted_requests_are_finished(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_garbage_is_collected_once_a_server_is_ready(shop_gallery: Path, workers: int) -> None:
+    program = f"""
+import gc, os, signal, sys
+from pathlib import Path
+from serve import server
+from serve.config import Settings
+
+def ready(_):
+    print(gc.isenabled(), gc.get_freeze_count() > 10_000)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+settings = Settings({{"shop": Path(sys.argv[1])}}, page=False, port=0, workers={workers})
+server.run(settings, ready=ready)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, shop_gallery], capture_output=True, text=True, cwd=ROOT, timeout=120
+    )
+    assert done.stdout.splitlines()[-1] == "True True", done.stderr
+
+
 def test_sighup_is_ignored_under_nohup(shop_gallery: Path, tmp_path: Path) -> None:
     with serving(["nohup", *SERVE, str(shop_gallery), "--no-page"], tmp_path) as server:
         server.process.send_signal(signal.SIGHUP)
