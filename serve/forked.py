@@ -7,6 +7,8 @@ would copy every page of memory that they are in.
 import gc
 
 gc.disable()  # until they are loaded
+import onnxruntime  # noqa: E402, F401  which every worker needs
+
 import serve.app  # noqa: E402, F401
 
 gc.freeze()

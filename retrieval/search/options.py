@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Sized
 from dataclasses import dataclass, field, fields
-from functools import wraps
+from functools import cache, wraps
 from types import NoneType
 from typing import Any, TypedDict, TypeVar, get_args, get_type_hints
 
@@ -202,10 +202,11 @@ class SearchOptions:
         return self.min_probability is not None and not hits
 
 
-def search_options() -> list[SearchOption]:
+@cache
+def search_options() -> tuple[SearchOption, ...]:
     """Return the options of a search."""
     types = get_type_hints(SearchOptions)
-    return [
+    return tuple(
         SearchOption(
             one.name,
             next(kind for kind in (*get_args(types[one.name]), types[one.name]) if kind is not NoneType),
@@ -215,7 +216,7 @@ def search_options() -> list[SearchOption]:
         )
         for one in fields(SearchOptions)
         if one.metadata
-    ]
+    )
 
 
 def takes_search_options(function: Function) -> Function:

@@ -366,14 +366,15 @@ def problem_details(error: InputError, request: Request) -> ProblemDetails:
 def _search(
     service: SearchService, query: AnyQuery, options: SearchFields, fingerprint: str | None
 ) -> Response:
-    answer = service.find([query], options.options(), fingerprint=fingerprint)
+    chosen = options.options()
+    answer = service.find([query], chosen, fingerprint=fingerprint)
     (hits,) = answer.found
     if isinstance(hits, InputError):
         raise hits
     summary = answer.summary
     found = answers.SearchAnswer(
         hits=[_hit(hit, summary) for hit in hits],
-        nothing_like_it=options.options().is_nothing_like_it(hits),
+        nothing_like_it=chosen.is_nothing_like_it(hits),
         fingerprint=summary.fingerprint,
     )
     return encode(found, service.telemetry)

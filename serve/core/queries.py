@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -300,12 +301,15 @@ class QueryResolver:
                 return Image.fromarray(load_region(opened, None))
 
     def _embed_all(self, state: LiveState, sources: Sequence[_Source]) -> list[np.ndarray | InputError]:
-        self._check_pixels(sources, model_of(state).preprocess.scaled)
+        opened = self._open_all(sources, model_of(state).preprocess.scaled)
         found: list[np.ndarray | InputError] = []
         for source in sources:
             raise_if_abandoned()
+            image = opened.popleft()  # which keeps its pixels once it is decoded
             try:
-                found.append(self._decode(state, source.source, source.region)[1])
+                if isinstance(image, InputError):
+                    raise image
+                found.append(self._decode(state, image or source.source, source.region)[1])
             except InputError as error:
                 found.append(error)
         pixels = [one for one in found if isinstance(one, np.ndarray)]
@@ -313,30 +317,46 @@ class QueryResolver:
         return [next(vectors) if isinstance(one, np.ndarray) else one for one in found]
 
     def _decode(
-        self, state: LiveState, source: Path | bytes | Original, region: Region | None
+        self, state: LiveState, source: OpenedImage | Path | bytes | Original, region: Region | None
     ) -> tuple[tuple[int, int], np.ndarray, float]:
         """Return (width, height) as decoded, the pixels for the model, uint8 [S, S, 3], and milliseconds."""
         preprocess = model_of(state).preprocess
         with self.decoding, self._telemetry.stage("decode") as watch:
-            readable = source.read() if isinstance(source, Original) else source
-            opened = open_region(readable, region, side=preprocess.scaled)
+            if isinstance(source, OpenedImage):
+                opened = source
+            else:
+                readable = source.read() if isinstance(source, Original) else source
+                opened = open_region(readable, region, side=preprocess.scaled)
             add_pixels(opened.pixels)
             with self._share_of_cores(opened.pixels):
                 whole = load_region(opened, region)
                 pixels = preprocess(whole)
         return (whole.shape[1], whole.shape[0]), pixels, watch.ms
 
-    def _check_pixels(self, sources: Sequence[_Source], side: int) -> None:
-        """Raise a `TooLargeError` if images that a request brings have too many pixels to decode."""
-        total = 0
+    def _open_all(self, sources: Sequence[_Source], side: int) -> deque[OpenedImage | ImageError | None]:
+        """Read the headers of the images that a request brings: each image, or the error in it.
+
+        Those of the gallery are `None`: they are read one after the other.
+
+        Raises:
+            TooLargeError: They have too many pixels to decode.
+        """
+        found = deque[OpenedImage | ImageError | None]()
         for source in sources:
-            if isinstance(source.source, bytes):
-                with suppress(ImageError):  # reported later, for this image alone
-                    total += open_region(source.source, source.region, side=side).pixels
+            try:
+                found.append(
+                    open_region(source.source, source.region, side=side)
+                    if isinstance(source.source, bytes)
+                    else None
+                )
+            except ImageError as error:  # reported later, for this image alone
+                found.append(error)
+        total = sum(one.pixels for one in found if isinstance(one, OpenedImage))
         if total > self._max_pixels:
             what = f"the images have {total / 1e6:.0f} megapixels to decode together"
             limit = f"at most {self._max_pixels / 1e6:g} are decoded for one request"
             raise TooLargeError(f"{what}, {limit}: send fewer at once, smaller ones, or JPEG")
+        return found
 
     @contextmanager
     def _share_of_cores(self, pixels: int) -> Iterator[None]:

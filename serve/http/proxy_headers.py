@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
+from functools import lru_cache
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
@@ -51,6 +52,7 @@ def client_address(scope: Scope) -> str:
     return unmap_ipv4(str(client[0])) if client else ""
 
 
+@lru_cache(1024)
 def unmap_ipv4(address: str) -> str:
     """Return `192.0.2.1` for `::ffff:192.0.2.1`, any other text unchanged."""
     try:

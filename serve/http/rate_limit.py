@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -226,6 +227,7 @@ def _map_file(file: Path) -> mmap.mmap:
         return mmap.mmap(opened.fileno(), 0)
 
 
+@lru_cache(1024)
 def client_network(client: str) -> str:
     """Return the address or IPv6 network that a client is counted by."""
     try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,3 +62,26 @@ def test_a_large_image_waits_for_another_one_and_delays_no_small_one(
     with pytest.raises(TooLargeError):
         found(service, large, large)
     assert found(service, large) == 1  # what was refused holds nothing
+
+
+_PEAKS = """
+import io, resource, sys
+from pathlib import Path
+from PIL import Image
+from retrieval.search.options import SearchOptions
+from serve.core.service import SearchService
+
+buffer = io.BytesIO()
+Image.new("RGB", (2500, 2500), "red").save(buffer, "PNG")  # 19 MB decoded
+service = SearchService(Path(sys.argv[1]))
+for count in (1, 8):
+    service.find(count * [buffer.getvalue()], SearchOptions(1))
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def test_images_of_a_request_are_in_memory_one_after_the_other(shop_gallery: Path) -> None:
+    command = [sys.executable, "-c", _PEAKS, shop_gallery]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    one, eight = map(int, done.stdout.split())  # kB
+    assert eight - one < 50_000
