@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -37,11 +39,33 @@ def serving(gallery: Path, words: Sequence[str] = COMMAND) -> Iterator[str]:
 
 def processor_seconds(url: str) -> float:
     """Return the CPU seconds of a server so far, from its /metrics."""
-    found = re.search(
-        r"^process_cpu_seconds_total (\S+)$", httpx.get(f"{url}/metrics", timeout=60).text, re.MULTILINE
-    )
+    return _figure(url, "process_cpu_seconds_total")
+
+
+def memory(url: str) -> int:
+    """Return the resident memory of a server in bytes, from its /metrics."""
+    return int(_figure(url, "process_resident_memory_bytes"))
+
+
+def _figure(url: str, name: str) -> float:
+    text = httpx.get(f"{url}/metrics", timeout=60).text
+    found = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
     assert found is not None
     return float(found[1])
+
+
+def processes_seconds(process: int) -> float:
+    """Return the CPU seconds of a running process and of all that it has started, according to Linux."""
+    children, used = defaultdict[int, list[int]](list), dict[int, int]()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            values = (folder / "stat").read_text().rpartition(")")[2].split()
+            children[int(values[1])].append(int(folder.name))
+            used[int(folder.name)] = sum(map(int, values[11:15]))  # with children that have ended
+    family = [process]
+    for member in family:
+        family += children[member]
+    return sum(used.get(member, 0) for member in family) / os.sysconf("SC_CLK_TCK")
 
 
 def gathering(gallery: Path) -> None:

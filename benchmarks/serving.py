@@ -1,18 +1,20 @@
 """Serving overhead: `POST /v1/search` with a JPEG, compared with the bare work of a response.
 
 "bare" decodes, embeds and searches one image after the other on one core, in this process; "1 client" sends
-the same images to the server, interleaved image by image. "batches" does the same work with 32 images at a
-time on all cores, without a server; "32 clients" keep their connections and send the next image after a
+the same images to the server, interleaved image by image. "batches" does the same work with 8 images at a
+time on all cores, without a server; "8 clients" keep their connections and send the next image after a
 response. "gathered" is a server that batches concurrent images for the model, as on a GPU; "2 workers" is
 `--workers 2`. Servers run in separate processes. All run interleaved, and a ratio is the median of the ratios
-of the rounds.
+of the rounds. Some have a goal, which is printed beside them.
+
+Then the clients send 5,000 images, and the server's memory is read after every 500.
 
 The highest sustained rate is measured with open-loop requests at random times: the largest rate at which 99
 of 100 requests get status 200 within five times the median of a single client.
 
 On a shared machine, where the clients also need the cores, CPU time is more reliable than wall-clock time; a
-server's comes from its /metrics. The default model is an untrained ResNet-18 at 224 pixels, the gallery has
-20,000 vectors.
+server's comes from its /metrics. The default model is EfficientNet-Lite0, which is downloaded once; the
+gallery has 20,000 vectors.
 
     python -m benchmarks.serving
     python -m benchmarks.serving --model model.onnx --count 200000 --json serving.json
@@ -32,10 +34,11 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -43,16 +46,20 @@ import numpy as np
 
 from benchmarks._arrivals import arriving, post
 from benchmarks._photographs import write_photographs
-from benchmarks._servers import COMMAND, GATHERING, processor_seconds, serving
-from benchmarks.indexing import untrained
-from retrieval import Embedder, Gallery, load_image
+from benchmarks._servers import COMMAND, GATHERING, memory, processor_seconds, serving
+from retrieval import Embedder, Gallery, Runtime, load_image
+from retrieval.commands.default_model import LITE0, chosen_model
 from retrieval.machine.resources import cores
 from retrieval.search.options import SearchOptions
 
-BATCH = 32
+BATCH = CLIENTS = 8
+SAMPLE = 500  # requests between two readings of the memory
 OPTIONS = SearchOptions(k=10)
 PATH = "/v1/search?k=10"
 SERVERS = {"": COMMAND, ", gathered": GATHERING, ", 2 workers": (*COMMAND, "--workers", "2")}
+# Ratios that should be no higher, or no lower.
+AT_MOST = {"CPU: 1 client to bare": 1.1, "memory: last to first": 1.05}
+AT_LEAST = {"rate: 8 clients to batches": 0.95, "rate: 8 clients, 2 workers to 1": 1.0}
 SLOW, STEPS = 5, 5  # times the median of a single client; halvings in the search for the highest rate
 
 
@@ -172,7 +179,7 @@ def compare(
             found["1 client, gathered"] = served(urls[", gathered"], images, 1)
             found["batches"] = in_batches(target, images, pool)
             for name, url in urls.items():
-                found[f"32 clients{name}"] = served(url, images, 32)
+                found[f"{CLIENTS} clients{name}"] = served(url, images, CLIENTS)
             found["batches again"] = in_batches(target, images, pool)
             return found
 
@@ -180,7 +187,7 @@ def compare(
         taken = [one_round() for _ in range(rounds)]
         slow = SLOW * median(taken, "1 client").p50
         held = {
-            name: highest_rate(url, images, median(taken, f"32 clients{name}").rate, slow, seconds)
+            name: highest_rate(url, images, median(taken, f"{CLIENTS} clients{name}").rate, slow, seconds)
             for name, url in urls.items()
         }
     return taken, held
@@ -190,6 +197,23 @@ def median(taken: Sequence[Mapping[str, Taken]], name: str) -> Taken:
     return Taken(
         *(statistics.median(getattr(t[name], part) for t in taken) for part in asdict(taken[0][name]))
     )
+
+
+def growth(gallery: Path, images: Sequence[bytes], requests: int) -> Iterator[int]:
+    """Yield the memory of a new server in bytes, each time that clients have sent `SAMPLE` images."""
+    with serving(gallery) as url:
+        for _ in range(0, requests, SAMPLE):
+            served(url, [*islice(cycle(images), SAMPLE)], CLIENTS)
+            yield memory(url)
+
+
+def goal(what: str, ratio: float) -> str:
+    """Return the goal of a ratio, if it has one, and whether it is met."""
+    if what in AT_MOST:
+        return f"  at most {AT_MOST[what]:g}: {'met' if ratio <= AT_MOST[what] else 'missed'}"
+    if what in AT_LEAST:
+        return f"  at least {AT_LEAST[what]:g}: {'met' if ratio >= AT_LEAST[what] else 'missed'}"
+    return ""
 
 
 def ratios(taken: Sequence[Mapping[str, Taken]]) -> dict[str, float]:
@@ -206,30 +230,31 @@ def ratios(taken: Sequence[Mapping[str, Taken]]) -> dict[str, float]:
     return {
         "p50: 1 client to bare": of("p50", "1 client", "bare"),
         "CPU: 1 client to bare": of("processor", "1 client", "bare"),
-        "rate: 32 clients to batches": of("rate", "32 clients", *batches),
-        "CPU: 32 clients to batches": of("processor", "32 clients", *batches),
+        "rate: 8 clients to batches": of("rate", "8 clients", *batches),
+        "CPU: 8 clients to batches": of("processor", "8 clients", *batches),
         "p50: 1 client, gathered to not": of("p50", "1 client, gathered", "1 client"),
-        "rate: 32 clients, gathered to not": of("rate", "32 clients, gathered", "32 clients"),
-        "CPU: 32 clients, gathered to not": of("processor", "32 clients, gathered", "32 clients"),
-        "p99: 32 clients, gathered to not": of("p99", "32 clients, gathered", "32 clients"),
-        "rate: 32 clients, 2 workers to 1": of("rate", "32 clients, 2 workers", "32 clients"),
-        "CPU: 32 clients, 2 workers to 1": of("processor", "32 clients, 2 workers", "32 clients"),
+        "rate: 8 clients, gathered to not": of("rate", "8 clients, gathered", "8 clients"),
+        "CPU: 8 clients, gathered to not": of("processor", "8 clients, gathered", "8 clients"),
+        "p99: 8 clients, gathered to not": of("p99", "8 clients, gathered", "8 clients"),
+        "rate: 8 clients, 2 workers to 1": of("rate", "8 clients, 2 workers", "8 clients"),
+        "CPU: 8 clients, 2 workers to 1": of("processor", "8 clients, 2 workers", "8 clients"),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--model", type=Path, help="model file; default: an untrained ResNet-18")
+    parser.add_argument("--model", type=Path, help="model file; default: EfficientNet-Lite0")
     parser.add_argument("--count", type=int, default=20_000, help="vectors in the gallery")
     parser.add_argument("--images", type=int, default=64, help="images per round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5, help="seconds per tried rate")
+    parser.add_argument("--requests", type=int, default=5000, help="requests between which memory is read")
     parser.add_argument("--json", type=Path, help="output file")
     args = parser.parse_args()
     before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model = args.model or untrained(folder)
+        model = args.model or chosen_model(LITE0, Runtime())
         dim = Embedder(model).dim
         np.save(folder / "v.npy", np.random.default_rng(0).standard_normal((args.count, dim), np.float32))
         Gallery.import_vectors(folder / "g", folder / "v.npy", model=model)
@@ -237,14 +262,16 @@ def main() -> None:
         write_photographs(folder / "images", args.images, 1)
         images = [path.read_bytes() for path in sorted((folder / "images").rglob("*.jpg"))]
         taken, held = compare(folder / "g", images, args.rounds, args.seconds)
+        sizes = [*growth(folder / "g", images, args.requests)]
     print(f"{args.count} x {dim}, {cores()} cores; {before:.1f} processes wanted one before this began")
     print(f"{'':22}{'p50 ms':>9}{'p99 ms':>9}{'a second':>10}{'CPU ms':>9}")
     medians = {name: median(taken, name) for name in taken[0] if name != "batches again"}
     for name, t in medians.items():
         print(f"{name:22}{t.p50:9.1f}{t.p99:9.1f}{t.rate:10.1f}{t.processor:9.1f}")
-    found = ratios(taken)
+    found = ratios(taken) | {"memory: last to first": sizes[-1] / sizes[0]}
     for what, ratio in found.items():
-        print(f"{what:36}{ratio:6.2f}")
+        print(f"{what:36}{ratio:6.2f}{goal(what, ratio)}")
+    print("memory in MB:", *(round(size / 2**20) for size in sizes))
     for name, rate in held.items():
         print(
             f"highest rate held{name:14}{rate:6.1f} a second, {rate / medians['batches'].rate:.2f} of batches"
@@ -252,7 +279,8 @@ def main() -> None:
     if args.json:
         figures = {name: asdict(t) for name, t in medians.items()}
         rates = {f"rate held{name}": rate for name, rate in held.items()}
-        args.json.write_text(json.dumps({**figures, **found, **rates}, indent=1))
+        results = {**figures, **found, **rates, "memory": sizes}
+        args.json.write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":
