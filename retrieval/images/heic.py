@@ -16,7 +16,6 @@ _BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs
 _CONTAINERS = (b"mif1", b"msf1")  # of any codec, named among the compatible brands
 _MAX_BRANDS = 64
 _PACKAGE, _OLDEST = "pillow-heif", (1, 8, 1)  # older wheels have a libheif with known memory errors
-_INSTALL = f"HEIC {needs('pillow_heif')}"
 
 
 def is_heic(data: bytes) -> bool:
@@ -40,8 +39,12 @@ def missing_decoder() -> str | None:
         version = metadata.version(_PACKAGE)
         plugin = import_module("pillow_heif")
     except ImportError:  # also `PackageNotFoundError`
-        return _INSTALL
+        return _to_install()
     if tuple(int(part) for part in version.split(".")[:3] if part.isdecimal()) < _OLDEST:
-        return f"{_INSTALL}; {_PACKAGE} {version} has known security problems"
+        return f"{_to_install()}; {_PACKAGE} {version} has known security problems"
     plugin.register_heif_opener(thumbnails=False, depth_images=False, aux_images=False, decode_threads=1)
     return None
+
+
+def _to_install() -> str:
+    return f"HEIC {needs('pillow_heif')}"
