@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from retrieval.errors import LookalikeError
 from retrieval.files import now
-from retrieval.galleries.items import Item, ItemValues, Ranked, item_values, ranked
+from retrieval.galleries.items import Item, ItemValues, Once, Ranked, item_values, ranked
 from retrieval.galleries.searchable import Contents, Neighbours, SearchableGallery
 from retrieval.galleries.writer import FileWriter
 from retrieval.images.load import DECODE_POLICY
@@ -21,7 +20,7 @@ from retrieval.search.embeddings import StoredEmbeddings, read_embeddings
 from retrieval.search.filters import Filters, State
 from retrieval.search.index import BuiltIndex, Index, IndexWork, build_index, work_needed, write_index
 from retrieval.search.options import SearchOptions
-from retrieval.search.query import NOTHING, Searcher
+from retrieval.search.query import Searcher
 from retrieval.search.selection import Selection
 from retrieval.search.snapshot import Snapshot
 from retrieval.search.where import parse_condition
@@ -282,15 +281,14 @@ class FilesView(SearchableGallery):
     def _nearest(
         self, queries: np.ndarray, options: SearchOptions, own: Sequence[tuple[int, ...]] | None
     ) -> list[Ranked]:
-        answers = self._searcher.find(queries, options, own)
-        found = [(answer.rows, answer.scores) for answer in answers]
+        found = [(answer.rows, answer.scores) for answer in self._searcher.find(queries, options, own)]
         state, paths, changed = self._snapshot, self.paths, self.changed()
 
-        @cache
-        def items() -> dict[int, ItemValues]:
-            rows = np.concatenate([NOTHING.rows, *(rows for rows, _ in found)]).tolist()
+        def read() -> dict[int, ItemValues]:
+            rows = (row for rows, _ in found for row in rows.tolist())
             return self._items_of([*dict.fromkeys(rows)], state, paths, changed=changed)
 
+        items = Once(read)
         if changed or not state.known.complete:
             items()  # before the database forgets them
         return ranked(found, items)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, SupportsIndex, overload
+from typing import Any, Generic, NamedTuple, SupportsIndex, TypeVar, overload
 
 import numpy as np
 
@@ -26,6 +26,7 @@ ITEM_KINDS = {
     "height": "integer",
 }
 HIT_KINDS = {**ITEM_KINDS, "score": "score", "probability": "score"}
+T = TypeVar("T")
 _PRINTED = 20  # hits in the text that stands for many
 
 
@@ -128,8 +129,34 @@ def ranked(
         both = zip(numbers.tolist(), scores, strict=True)
         return [Hit.of(known[number], score) for number, score in both if number in known]
 
-    bounded = ((numbers, np.clip(scores, -1, 1).tolist()) for numbers, scores in found)
+    bounded = ((numbers, _bounded(scores.tolist())) for numbers, scores in found)
     return [Ranked(scores, partial(read, numbers, scores)) for numbers, scores in bounded]
+
+
+def _bounded(scores: list[float]) -> list[float]:
+    """Return scores, best first, from -1 to 1: rounding may carry the ends beyond."""
+    if scores and (scores[0] > 1 or scores[-1] < -1):
+        return [*map(bounded_cosine, scores)]
+    return scores
+
+
+class Once(Generic[T]):
+    """The result of a function, which is called when it is asked for first.
+
+    Another thread that asks meanwhile may call it again.
+    """
+
+    __slots__ = ("_call", "_found")
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call: Callable[[], T] | None = call
+
+    def __call__(self) -> T:
+        call = self._call
+        if call is not None:
+            self._found = call()
+            self._call = None
+        return self._found
 
 
 class Hits(Displayed):

@@ -24,6 +24,7 @@ from retrieval.machine import lazy_faiss as faiss
 from retrieval.machine.faiss_backend import CPU, CpuBackend
 from retrieval.search import kinds, training, tuning
 from retrieval.search.inverted_lists import PART_BYTES, Lists, Workplace, remove_vectors
+from retrieval.search.lru_cache import LRUCache
 from retrieval.search.selection import Selection
 from retrieval.search.tuning import HeldOutQueries, IndexTrial
 from retrieval.search.vectors import Vectors
@@ -34,6 +35,7 @@ KINDS = kinds.NAMES
 RECALL = 0.99
 EXACT_UP_TO = 50_000
 CHECKED_AT_ONCE = 1 << 28  # bytes
+_KEPT = 8  # parameters of FAISS that are kept, with their selectors
 _MAX_DEAD = 0.3  # share of dead vectors beyond which an index is built again: they slow every search
 _MAX_GROWTH = 4  # growth of the gallery since the kind was chosen, beyond which it is chosen again
 _MAX_EFFORT_GROWTH = 4  # growth of the required effort, beyond which the index is trained again
@@ -268,7 +270,7 @@ class Index:
         self.folder, self._sha256, self._card_sha256 = folder, sha256, card_sha256
         self._repair = f"rebuild it with `lookalike index verify {folder.parents[1]} --repair`"
         self._found_damaged = threading.Event()
-        self._parameters: dict[tuple[int, float], tuple[int, Any]] = {}
+        self._parameters = LRUCache[tuple[int, float, int], tuple[int, Any, Any]](_KEPT)
         self.checking: threading.Thread | None = None
         self._file, self._card_file = (self._open_file(name) for name in ("index.faiss", "card.json"))
 
@@ -304,13 +306,14 @@ class Index:
 
     def propose(self, queries: np.ndarray, k: int, selector: Any = None, widen: float = 1.0) -> np.ndarray:
         """Return numbers of vectors that may be among the k nearest allowed ones; see `kinds.candidates`."""
-        kept = self._parameters.get((k, widen)) if selector is None else None
+        key = k, widen, id(selector)
+        kept = self._parameters.get(key)
         if kept is None:
             effort, oversample = self.card["effort"], self.card["oversample"]
-            kept = kinds.parameters(self.faiss, k, effort, oversample, selector, widen)
-            if selector is None:
-                self._parameters = {(k, widen): kept}  # those of the next search, as a rule
-        return kinds.search(self.faiss, queries, *kept)
+            given = kinds.parameters(self.faiss, k, effort, oversample, selector, widen)
+            kept = *given, selector  # kept as well, so that no other one has its number
+            self._parameters.put(key, kept)
+        return kinds.search(self.faiss, queries, *kept[:2])
 
     def copied(self) -> Any:
         """Return a copy of the FAISS index in memory, for additions, which crash on a memory-mapped index."""

@@ -17,7 +17,7 @@ from retrieval.storage.queries import ids_by_key
 from retrieval.storage.store import Store
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)  # frozen, it would take three times as long to make
 class Ranking:
     """Rows of a snapshot, int64 [n], with their scores, float [n], best first."""
 
@@ -88,7 +88,7 @@ class Searcher:
             found = self._nearest(queries, options.k, allowed, excluded)
         if options.min_score is not None:
             found = [one[one.scores >= options.min_score] for one in found]
-        return [one[: options.k] for one in found]
+        return [one[: options.k] if len(one.rows) > options.k else one for one in found]
 
     def ids_of(self, names: Iterable[int | str]) -> list[int]:
         """Return the ids of items given by id or by key; text that is no key may be the digits of an id.
@@ -116,7 +116,7 @@ class Searcher:
         if len(excluded):
             kept &= ~np.isin(rows, excluded)
         if kept.all():
-            return [Ranking(*one) for one in zip(rows, scores, strict=True)]
+            return [*map(Ranking, rows, scores)]
         return [Ranking(r[w], s[w])[:k] for r, s, w in zip(rows, scores, kept, strict=True)]
 
     def _expanded(self, queries: np.ndarray, allowed: Selection | None, excluded: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from retrieval.machine import lazy_faiss as faiss
 
 COPIED = 1 << 26  # bytes of selected vectors that are kept as a copy
 DENSE = 0.2  # share of selected rows from which a search without a selector is faster
+T = TypeVar("T")
 _BLOCK = 1 << 20  # rows whose numbers are in memory at once
 _RECORDED = 8  # searches whose success is recorded
 _FAILED = 2  # failures among them after which a selector is used
@@ -35,7 +37,7 @@ class Selection:
     def __init__(self, allowed: np.ndarray) -> None:
         self.allowed = allowed
         self._bitmaps: dict[tuple[int, int], faiss.IDSelectorBitmap] = {}
-        self._vectors: np.ndarray | None = None
+        self._vectors: Any = None
         self._numbers: dict[int, faiss.IDSelectorBitmap] = {}
         self._enough: list[bool] = []
 
@@ -71,22 +73,31 @@ class Selection:
 
     def is_small(self, dim: int) -> bool:
         """Return whether the selected vectors, of dimension `dim`, are few enough to keep a copy."""
-        return 4 * dim * self.count <= COPIED
+        return is_copied(self.count, dim)
 
     def size(self, dim: int) -> int:
         """Return the bytes of memory that it may take."""
         bitmaps = len(self.allowed) // 4
         return len(self.allowed) + bitmaps + self.is_small(dim) * (4 * dim + 8) * self.count
 
-    def vectors(self, take: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """Return a copy of the selected vectors, float32 [count, D].
+    def vectors(self, take: Callable[[np.ndarray], T]) -> T:
+        """Return a copy of the selected vectors, made at the first call.
 
         Args:
-            take: Function that returns the vectors of rows.
+            take: Function that returns a copy of the vectors of rows.
         """
         if self._vectors is None:
             self._vectors = take(self.rows)
-        return self._vectors
+        found: T = self._vectors
+        return found
+
+    def rows_at(self, places: np.ndarray) -> np.ndarray:
+        """Return the selected rows at places among them, int64 of the same shape; -1 for -1."""
+        if self.count and places.min(initial=0) >= 0:
+            return self.rows.take(places)
+        found = np.full(places.shape, -1)
+        found[places >= 0] = self.rows[places[places >= 0]]
+        return found
 
     def bitmap(self, first: int, end: int) -> faiss.IDSelectorBitmap:
         """Return a FAISS selector of the rows from `first` to before `end`, counted from `first`."""
@@ -109,6 +120,11 @@ class Selection:
                 by_number[numbers_of(rows)] = True
             self._numbers[count] = _packed(by_number)
         return self._numbers[count]
+
+
+def is_copied(count: int, dim: int) -> bool:
+    """Return whether so many selected vectors of a dimension are few enough to keep a copy."""
+    return 4 * dim * count <= COPIED
 
 
 def _packed(allowed: np.ndarray) -> faiss.IDSelectorBitmap:

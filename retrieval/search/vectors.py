@@ -10,6 +10,7 @@ import numpy as np
 from retrieval.machine import lazy_faiss as faiss
 from retrieval.search.selection import Selection
 
+_EPSILON = float(np.finfo(np.float32).eps)
 _BLOCK = 4096  # rows scored at once by many queries: the scores of 1024 queries take 16 MB
 _WIDE_BLOCK = 1 << 16  # rows scored at once by few queries
 _QUERIES = 1024
@@ -114,8 +115,7 @@ class Vectors:
     def take(self, rows: np.ndarray) -> np.ndarray:
         """Return a copy of rows, in the given order: float32 [n, D]."""
         if len(self.parts) == 1:
-            found: np.ndarray = self.parts[0][rows]
-            return found.astype(np.float32, copy=False)
+            return self.parts[0].take(rows, axis=0).astype(np.float32, copy=False)
         return self.gather(self.parts, rows, np.empty((len(rows), self.dim), np.float32))
 
     def blocks(self, start: int = 0, size: int = _BLOCK) -> Iterator[tuple[int, np.ndarray]]:
@@ -173,7 +173,17 @@ class Vectors:
         Returns:
             Scores, float32 [N, k] as of `score`, and rows, int64 [N, k]; -inf and -1 beyond the last row.
         """
-        return self._nearest(queries, k, Selection.of(allowed), start, k + _SLACK)
+        selected = Selection.of(allowed)
+        if selected is not None and selected.is_small(self.dim):
+            copy, first = self._copied(selected, start)
+            scores, rows = copy.nearest(queries, k, start=first)
+            return scores, selected.rows_at(rows)
+        return self._nearest(queries, k, selected, start, k + _SLACK)
+
+    def _copied(self, selected: Selection, start: int) -> tuple[Vectors, int]:
+        """Return the copy of few selected vectors, and where those from row `start` on begin in it."""
+        copy = selected.vectors(lambda rows: Vectors([self.take(rows)], self.dim))
+        return copy, int(np.searchsorted(selected.rows, start)) if start else 0
 
     def _nearest(
         self, queries: np.ndarray, k: int, allowed: Selection | None, start: int, wanted: int
@@ -182,7 +192,7 @@ class Vectors:
         rough, candidates = self.scan(queries, wanted, allowed, start)
         scores, rows = top_k(self.score(queries, candidates), candidates, k)
         # What a scan computes in float32 differs from `score` by at most this (Higham 2002, section 3.1).
-        error = self.dim * np.finfo(np.float32).eps * np.linalg.norm(queries, axis=1)
+        error = self.dim * _EPSILON * np.sqrt(np.einsum("nd,nd->n", queries, queries))
         unsure = (candidates[:, -1] >= 0) & (scores[:, -1] <= rough[:, -1] + error)
         if wanted < k + _TIED and unsure.any():
             scores[unsure], rows[unsure] = self._nearest(queries[unsure], k, allowed, start, 2 * wanted)
@@ -198,6 +208,12 @@ class Vectors:
         """
         if not len(queries):
             return _empty_result(0, k)
+        if allowed is not None and allowed.is_small(self.dim):
+            copy, first = self._copied(allowed, start)
+            scores, rows = copy.scan(queries, k, start=first)
+            return scores, allowed.rows_at(rows)
+        if len(queries) <= _QUERIES:
+            return self._scan(np.ascontiguousarray(queries), k, allowed, start)
         found = []
         for first in range(0, len(queries), _QUERIES):
             batch = np.ascontiguousarray(queries[first : first + _QUERIES])
@@ -208,16 +224,7 @@ class Vectors:
     def _scan(
         self, queries: np.ndarray, k: int, allowed: Selection | None, start: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        many = len(queries) >= _BY_MATRIX
-        if allowed is not None and allowed.is_small(self.dim):
-            copy, first = allowed.vectors(self.take), int(np.searchsorted(allowed.rows, start))
-            some = _blocks([copy], first, _BLOCK if many else len(copy))
-            blocks: Iterator[Block] = ((number, block, None) for number, block in some)
-            scores, rows = (_scan_with_products if many else _scan_with_faiss)(queries, k, blocks)
-            there = rows >= 0
-            rows[there] = allowed.rows[rows[there]]
-            return scores, rows
-        if many:
+        if len(queries) >= _BY_MATRIX:
             return _scan_with_products(queries, k, self._masked_blocks(allowed, start))
         if allowed is not None and not start and (surplus := allowed.surplus(k)):
             scores, rows = _scan_with_faiss(queries, surplus, self._selected_blocks(None, start))
@@ -304,7 +311,8 @@ def _scan_with_faiss(queries: np.ndarray, k: int, blocks: Iterator[Block]) -> tu
         scores, rows = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
         inputs, outputs = map(faiss.swig_ptr, (queries, block)), map(faiss.swig_ptr, (scores, rows))
         faiss.knn_inner_product(*inputs, block.shape[1], len(queries), len(block), k, *outputs, selector)
-        rows[rows >= 0] += first
+        if first:
+            rows[rows >= 0] += first
         scores[rows < 0] = -np.inf
         found.append((scores, rows))
         if len(found) == _MERGED:

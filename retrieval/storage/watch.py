@@ -85,10 +85,10 @@ class Watch:
 
     def changed(self) -> bool:
         """Return whether anything was committed since `state()`, or the folder holds another gallery now."""
+        status = self._status()
+        if status == self._quiet:
+            return False
         with self._lock, database.convert_errors(self._folder):
-            status = self._status()
-            if status == self._quiet:
-                return False
             changed = self._version() != self._seen
             # Whatever is written from now on gives the file another time than one that is a second ago.
             if not changed and abs(time.time_ns() - status.modified) > _TICK:
