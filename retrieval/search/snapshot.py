@@ -9,14 +9,16 @@ from functools import cached_property
 import numpy as np
 
 from retrieval.errors import InputError, LookalikeError
+from retrieval.search.costs import exact_ms, index_ms
 from retrieval.search.index import Index
+from retrieval.search.lru_cache import LRUCache
 from retrieval.search.selection import Selection
 from retrieval.search.vectors import Vectors, top_k
 from retrieval.storage.facts import StoredFacts
 from retrieval.storage.segments import CHECKSUM, ITEM, NUMBER, checksums
 
+_KEPT = 64  # choices between exact search and the index
 _FEW = 10_000  # allowed rows up to which the search is always exact rather than by the index
-_SCAN = 4e-7  # milliseconds of an exact search for a dimension of a vector
 
 
 class ItemRows:
@@ -109,6 +111,7 @@ class Snapshot:
         self._rows = rows
         self._columns = [part.T for part in rows]
         self.index, self.last = index, last
+        self._faster = LRUCache[tuple[int, int], bool](_KEPT)
         self.known = facts or StoredFacts([None] * len(parts), [*map(len, parts)])
         self.where = where
         gone = self.stored.rows_of(np.empty(0, np.int64) if dead is None else dead)
@@ -213,9 +216,10 @@ class Snapshot:
             allowed = allowed & self.alive
         selected = self._live if allowed is None else Selection.of(allowed)
         count = len(self) if selected is None else selected.count
-        if self.index is None or not self.index.usable or count <= max(k, self._exact_up_to):
+        if self._is_exact(k, count):
             scores, rows = self.stored.nearest(queries, k, selected)
         else:
+            assert self.index is not None
             widen = max(len(self), self.index.card["vectors"]) / count
             scores, rows = self._propose(queries, k, selected, widen, select=allowed is not None)
             last = min(k, count) - 1
@@ -246,15 +250,17 @@ class Snapshot:
         intact[-1] = True
         return intact
 
-    @cached_property
-    def _exact_up_to(self) -> int:
-        """Number of allowed rows up to which exact search is faster than the index.
-
-        A filter that allows one row of n takes n times the effort of the index, and an n-th of a full scan.
-        """
-        assert self.index is not None
-        card = self.index.card
-        return max(_FEW, int(math.sqrt(card["ms"] * card["vectors"] / (_SCAN * self.stored.dim))))
+    def _is_exact(self, k: int, count: int) -> bool:
+        """Return whether the search of `count` selected rows is exact: by need, or as it is faster."""
+        index = self.index
+        if index is None or not index.usable or count <= max(k, _FEW):
+            return True
+        faster = self._faster.get((k, count))
+        if faster is None:
+            by_index = index_ms(index.card, index.faiss, k, count)
+            faster = exact_ms(count, len(self), self.stored.dim) < by_index
+            self._faster.put((k, count), faster)
+        return faster
 
     def _propose(
         self, queries: np.ndarray, k: int, selected: Selection | None, widen: float, *, select: bool

@@ -147,7 +147,7 @@ def test_the_index_of_the_gallery_finds_the_neighbours(
     used = []
     snapshot = type(gallery.state)
     propose = snapshot._propose
-    monkeypatch.setattr(snapshot, "_exact_up_to", 0)
+    monkeypatch.setattr(snapshot, "_is_exact", lambda *_: False)
     monkeypatch.setattr(snapshot, "_propose", lambda *given, **how: used.append(1) or propose(*given, **how))
     found = find_suspects(gallery, limit=100).suspects
     assert used

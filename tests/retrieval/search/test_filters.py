@@ -16,13 +16,14 @@ from retrieval import Gallery
 from retrieval.search import filters, selection, vectors
 from retrieval.search.options import SearchOptions
 from retrieval.search.selection import Selection
+from retrieval.search.snapshot import Snapshot
 from retrieval.search.vectors import Vectors
 from retrieval.storage import lookups, queries
 from retrieval.storage.merging import merge_small
-from retrieval.storage.records import Change, FileStamp, NewItem
+from retrieval.storage.records import Change, FileStamp, IndexSpec, NewItem
 from retrieval.upkeep.compact import compact
 from retrieval.upkeep.verify import verify
-from tests.retrieval.filling import bare_gallery, unit_vectors
+from tests.retrieval.filling import DIM, bare_gallery, unit_vectors
 from tests.retrieval.vectors import brute_force, clustered
 
 CONDITIONS = {
@@ -44,6 +45,7 @@ class Model:
     def __init__(self, folder: Path) -> None:
         self.gallery, self.random = bare_gallery(folder), random.Random(0)
         self.facts: dict[str, Facts] = {}
+        self.vectors: dict[str, np.ndarray] = {}
 
     def draw(self) -> Facts:
         price = self.random.choice([None, *range(10), 4.5])
@@ -56,7 +58,9 @@ class Model:
         self.facts |= {key: self.draw() for key in keys}
         stamp = FileStamp("", "", 0, 0)
         items = [NewItem(stamp, "", 1, 1, self.facts[key], key) for key in keys]
-        self.gallery.store.commit(unit_vectors(len(keys), self.random.randrange(1000)), items)
+        vectors = unit_vectors(len(keys), self.random.randrange(1000))
+        self.vectors |= zip(keys, vectors, strict=True)
+        self.gallery.store.commit(vectors, items)
 
     def change(self, what: str) -> None:
         """Commit a change; the gallery is refreshed at random, so that several may come together."""
@@ -91,13 +95,54 @@ class Model:
         query = unit_vectors(1, 7)
         for where, holds in CONDITIONS.items():
             hits = self.gallery.search_vectors(query, 10_000, where=where)[0]
-            assert {hit.key for hit in hits} == {key for key, facts in self.facts.items() if holds(facts)}
+            allowed = [key for key, facts in self.facts.items() if holds(facts)]
+            assert {hit.key for hit in hits} == {*allowed}
+            self.check_nearest(where, allowed)
+        self.check_nearest(None, [*self.facts])
         everything = self.gallery.search_vectors(query, 10_000)[0]
         best: dict[Any, str] = {}
         for hit in everything:
             best.setdefault(self.facts[hit.key]["brand"] or hit.key, hit.key)
         grouped = self.gallery.search_vectors(query, 10_000, group_by="brand")[0]
         assert {hit.key for hit in grouped} == set(best.values())
+
+    def check_nearest(self, where: str | None, allowed: list[str]) -> None:
+        """Compare the best hits of one query and of many with brute force over the vectors."""
+        matrix = np.array([self.vectors[key] for key in allowed], np.float32).reshape(-1, DIM)
+        for count in (1, 20):
+            asked = unit_vectors(count, self.random.randrange(1000))
+            expected = brute_force(matrix, asked, 5)[0]
+            for hits, scores in zip(
+                self.gallery.search_vectors(asked, 5, where=where), expected, strict=True
+            ):
+                best = [score for score in scores.tolist() if score > -2]
+                assert [hit.score for hit in hits] == pytest.approx(best, abs=1e-6)
+                assert {hit.key for hit in hits} <= {*allowed}
+                shown = {hit.key: hit.metadata.get("price") for hit in hits}
+                assert shown == {key: self.facts[key]["price"] for key in shown}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("copied", [0, 1 << 26])
+def test_filters_within_an_index_follow_commits(
+    tmp_path: Path, seed: int, copied: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index that visits all cells finds the true neighbours, whatever was committed since it was built."""
+    monkeypatch.setattr(selection, "COPIED", copied)
+    monkeypatch.setattr(Snapshot, "_is_exact", lambda _, k, count: count <= k)
+    model = Model(tmp_path / "g")
+    model.random.seed(seed)
+    with model.gallery.store.writing():
+        model.add([f"k{n}" for n in range(1000)])
+        model.gallery.build_index(IndexSpec("ivf-flat", recall=1))
+    model.check()
+    for what in model.random.choices(["add", "replace", "remove", "amend"], k=6):
+        model.change(what)
+    with model.gallery.store.writing():
+        model.gallery.build_index()
+    model.change("amend")
+    model.check()
+    assert model.gallery.index is not None
 
 
 @pytest.mark.parametrize("seed", range(3))

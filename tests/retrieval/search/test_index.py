@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from retrieval import InputError, LookalikeError
-from retrieval.search import kinds, training, tuning
+from retrieval.search import costs, kinds, training, tuning
 from retrieval.search import snapshot as snapshots
 from retrieval.search.index import KINDS, BuiltIndex, Index, build_index, work_needed, write_index
 from retrieval.search.kinds import memory_needed
@@ -136,7 +136,7 @@ def test_filter_within_the_index_reaches_its_recall(
 ) -> None:
     """Without exact search where few rows are allowed, which otherwise hides what the index finds."""
     monkeypatch.setattr(snapshots, "_FEW", 0)
-    monkeypatch.setattr(snapshots, "_SCAN", 1e9)
+    monkeypatch.setattr(costs, "_SCAN", 1e9)
     allowed = np.random.default_rng(0).random(len(VECTORS)) < share
     scores, rows = state(indexes[kind]).nearest(QUERIES, 10, allowed)
     expected, _ = brute_force(VECTORS, QUERIES, 10, allowed)
