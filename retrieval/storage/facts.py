@@ -38,6 +38,7 @@ _HEADER = struct.Struct("<24sI")
 _START = 32  # of the offsets
 EARLIER = ".items.json"  # suffix of a file of the earlier format, until the segment is rewritten
 _EARLIER_START = b'{"crc":"%08x",'
+_ONE_BY_ONE = 8  # rows per segment, below which they are read one by one
 AT_ONCE = 1 << 13  # rows encoded or copied at once
 
 # Id, the facts in the order of `Facts`, and the metadata.
@@ -149,20 +150,33 @@ class FactsFile:
         texts = checksums + 4 * count
         if bytes(view[:_START]) != _header(count, len(view)):
             raise DamagedError(path)
-        self._offsets = view[_START:checksums].cast("q")
-        self._checksums = view[checksums:texts].cast("I")
+        self._offsets = np.frombuffer(view[_START:checksums], "<i8")
+        self._checksums = np.frombuffer(view[checksums:texts], "<u4")
         if self._offsets[count] != len(view):
             raise DamagedError(path)
 
-    def texts(self, at: Sequence[int]) -> list[bytes]:
+    def text(self, row: int) -> bytes:
+        """Return the text of a row.
+
+        Raises:
+            DamagedError: It is damaged.
+        """
+        start, end = self._offsets[row : row + 2].tolist()
+        found = self._map[start:end]
+        if zlib.crc32(found) != self._checksums[row]:
+            raise DamagedError(self._path)
+        return found
+
+    def texts(self, at: Sequence[int] | np.ndarray) -> list[bytes]:
         """Return the texts of rows.
 
         Raises:
             DamagedError: One of them is damaged.
         """
-        data, offsets, checksums = self._map, self._offsets, self._checksums
-        found = [data[offsets[row] : offsets[row + 1]] for row in at]
-        if [*map(zlib.crc32, found)] != [checksums[row] for row in at]:
+        data, rows = self._map, np.array(at, np.int64)
+        ends = zip(self._offsets[rows].tolist(), self._offsets[rows + 1].tolist(), strict=True)
+        found = [data[start:end] for start, end in ends]
+        if [*map(zlib.crc32, found)] != self._checksums[rows].tolist():
             raise DamagedError(self._path)
         return found
 
@@ -223,15 +237,31 @@ class StoredFacts:
         if len(files) == 1 and files[0]:
             with suppress(DamagedError):
                 return files[0].texts(at)
-        found: list[bytes] = []
-        for row in at:
-            part = bisect_right(starts, row) - 1
-            file = files[part]
-            try:
-                found += file.texts((row - starts[part],)) if file else (b"",)
-            except DamagedError:  # which `verify` reports
-                found.append(b"")
+        if len(at) < _ONE_BY_ONE * len(files):
+            return [self._text(row, bisect_right(starts, row) - 1) for row in at]
+        rows, found = np.array(at, np.int64), [b""] * len(at)
+        parts = np.searchsorted(starts, rows, side="right") - 1
+        for part in np.unique(parts).tolist():
+            places = np.flatnonzero(parts == part)
+            for place, text in zip(places.tolist(), self._texts_in(rows[places], part), strict=True):
+                found[place] = text
         return found
+
+    def _texts_in(self, rows: np.ndarray, part: int) -> list[bytes]:
+        """Return the texts of rows of one segment, as `_texts` does."""
+        file = self._files[part]
+        if file:
+            with suppress(DamagedError):
+                return file.texts(rows - self._starts[part])
+        return [self._text(row, part) for row in rows.tolist()]
+
+    def _text(self, row: int, part: int) -> bytes:
+        """Return the text of a row of a segment, as `_texts` does."""
+        file = self._files[part]
+        try:
+            return file.text(row - self._starts[part]) if file else b""
+        except DamagedError:  # which `verify` reports
+            return b""
 
 
 def check(path: Path, count: int) -> None:

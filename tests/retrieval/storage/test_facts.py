@@ -96,8 +96,16 @@ def test_rows_over_several_segments(tmp_path: Path) -> None:
         ]
         files.append(FactsFile(written(tmp_path / str(part), rows), count))
     known = StoredFacts([files[0], None, files[2]], [2, 3, 1], np.array([1, 77, 1]))
-    assert [row and row[1] for row in known.rows([5, 0, 1, 3, 4])] == ["2/0", "0/0", None, None, None]
+    asked, expected = [5, 0, 1, 3, 4], ["2/0", "0/0", None, None, None]
+    for times in (1, 50):  # few are read one by one, many by segment
+        assert [row and row[1] for row in known.rows(times * asked)] == times * expected
     assert not known.complete
+    path = tmp_path / "1" / "a.facts"
+    path.write_bytes(path.read_bytes().replace(b"1/1", b"1/7"))
+    damaged = StoredFacts([files[0], FactsFile(path, 3), files[2]], [2, 3, 1])
+    expected = ["2/0", "0/0", "0/1", None, "1/2"]
+    for times in (1, 50):
+        assert [row and row[1] for row in damaged.rows(times * asked)] == times * expected
     assert StoredFacts([files[1]], [3]).complete
 
 
