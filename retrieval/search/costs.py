@@ -21,7 +21,7 @@ from typing import Any
 
 from retrieval.machine import lazy_faiss as faiss
 from retrieval.search.kinds import AIM, APPROXIMATE
-from retrieval.search.selection import DENSE, is_copied
+from retrieval.search.selection import DENSE
 
 _SCAN = 1.2e-7  # milliseconds of an exact search for a dimension of a vector
 _VISIT = 9e-8  # of the cells, for a dimension of a vector that is compared
@@ -30,15 +30,16 @@ _TEST = 3e-6  # milliseconds in which a selector is asked about a vector
 _ASKED, _COMPARED, _WRONG = 0.25, 0.75, 3.3
 
 
-def exact_ms(count: int, total: int, dim: int) -> float:
+def exact_ms(count: int, total: int, dim: int, *, copied: bool) -> float:
     """Return the milliseconds of an exact search for one query.
 
     Args:
         count: Number of selected rows.
         total: Number of rows.
         dim: Dimension D.
+        copied: Whether a copy of the selected vectors is searched.
     """
-    if is_copied(count, dim):
+    if copied:
         return _SCAN * dim * count
     if count >= DENSE * total:
         return _SCAN * dim * total

@@ -88,14 +88,20 @@ class Filters:
         self._selections = LRUCache[str, _KeptSelection](_CACHE, lambda kept: kept.selection.size(dim))
         self._groupings = LRUCache[str, _KeptGroups](_CACHE, lambda kept: kept.groups.nbytes)
 
-    def selection(self, where: str, state: State) -> Selection:
+    def selection(self, where: str, state: State, *, lasting: bool = False) -> Selection:
         """Return the live rows of a state that fulfil a condition.
+
+        Args:
+            where: Condition.
+            state: State.
+            lasting: Whether there will be many searches of them. At the second call, that is so.
 
         Raises:
             InputError: An invalid condition, an unknown column, or one without values of the type.
         """
         kept = self._selections.get(where)
         if kept is not None and state.is_same(kept.state):
+            kept.selection.lasting = True
             return kept.selection
         condition, snapshot = parse_condition(where), state.snapshot
         allowed = np.zeros(len(snapshot), bool)
@@ -110,7 +116,7 @@ class Filters:
         _set(allowed, snapshot.rows_of(found), True)
         if snapshot.alive is not None:
             allowed &= snapshot.alive
-        selection = Selection(allowed)
+        selection = Selection(allowed, lasting=lasting)
         self._selections.put(where, _KeptSelection(state, selection))
         return selection
 

@@ -71,7 +71,10 @@ class Searcher:
         return found
 
     def _find(self, queries: np.ndarray, options: SearchOptions) -> list[Ranking]:
-        allowed = None if options.where is None else self._filters.selection(options.where, self._state)
+        allowed = None
+        if options.where is not None:
+            many = len(queries) > 1
+            allowed = self._filters.selection(options.where, self._state, lasting=many)
         groups = None if options.group_by is None else self._filters.groups(options.group_by, self._state)
         excluded = NOTHING.rows
         if options.exclude:
@@ -157,7 +160,7 @@ class Searcher:
             others = ~np.isin(groups, groups[rows])
             for mask in (None if allowed is None else allowed.allowed, self.snapshot.alive):
                 others &= True if mask is None else mask
-            left = Selection(others)
+            left = Selection(others, lasting=False)
 
 
 def _best_of_each(found: Ranking, groups: np.ndarray) -> Ranking:

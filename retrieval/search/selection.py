@@ -1,9 +1,9 @@
 """Selection of rows that a search may return, in the forms that the searches need.
 
 The share of selected rows decides which search is fastest (1M x 128, one query, CPU time compared with FAISS
-and its `IDSelectorBitmap`): a search of a copy of the selected vectors for few (0.05 times at 1 %), FAISS
-and its selector for some (1.0 at 10 %), and FAISS without a selector but with more results, of which some are
-left out, for most (0.5 at 50 %).
+and its `IDSelectorBitmap`): a search of a copy of the selected vectors for few (0.1 times at 1 % and 10 %),
+FAISS and its selector for too many to copy, and FAISS without a selector but with more results, of which some
+are left out, for most (0.7 at 50 %).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from retrieval.machine import lazy_faiss as faiss
 
 COPIED = 1 << 26  # bytes of selected vectors that are kept as a copy
+_COPIED_FOR_ONE = 1 << 22  # the same for a single search
 DENSE = 0.2  # share of selected rows from which a search without a selector is faster
 T = TypeVar("T")
 _BLOCK = 1 << 20  # rows whose numbers are in memory at once
@@ -29,13 +30,16 @@ class Selection:
 
     Attributes:
         allowed: bool [rows].
+        lasting: Whether there will be many searches, for which a copy of more than a few vectors is made. It
+            takes as long as tens of searches.
 
     Args:
         allowed: As above; it must not change.
+        lasting: As above.
     """
 
-    def __init__(self, allowed: np.ndarray) -> None:
-        self.allowed = allowed
+    def __init__(self, allowed: np.ndarray, *, lasting: bool = True) -> None:
+        self.allowed, self.lasting = allowed, lasting
         self._bitmaps: dict[tuple[int, int], faiss.IDSelectorBitmap] = {}
         self._vectors: Any = None
         self._numbers: dict[int, faiss.IDSelectorBitmap] = {}
@@ -72,13 +76,14 @@ class Selection:
         self._enough = [*self._enough[1 - _RECORDED :], enough]
 
     def is_small(self, dim: int) -> bool:
-        """Return whether the selected vectors, of dimension `dim`, are few enough to keep a copy."""
-        return is_copied(self.count, dim)
+        """Return whether a copy of the selected vectors, of dimension `dim`, is searched."""
+        size = 4 * dim * self.count
+        return size <= COPIED and (self.lasting or size <= _COPIED_FOR_ONE)
 
     def size(self, dim: int) -> int:
         """Return the bytes of memory that it may take."""
-        bitmaps = len(self.allowed) // 4
-        return len(self.allowed) + bitmaps + self.is_small(dim) * (4 * dim + 8) * self.count
+        bitmaps, copied = len(self.allowed) // 4, 4 * dim * self.count <= COPIED
+        return len(self.allowed) + bitmaps + copied * (4 * dim + 8) * self.count
 
     def vectors(self, take: Callable[[np.ndarray], T]) -> T:
         """Return a copy of the selected vectors, made at the first call.
@@ -120,11 +125,6 @@ class Selection:
                 by_number[numbers_of(rows)] = True
             self._numbers[count] = _packed(by_number)
         return self._numbers[count]
-
-
-def is_copied(count: int, dim: int) -> bool:
-    """Return whether so many selected vectors of a dimension are few enough to keep a copy."""
-    return 4 * dim * count <= COPIED
 
 
 def _packed(allowed: np.ndarray) -> faiss.IDSelectorBitmap:

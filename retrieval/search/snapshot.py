@@ -111,7 +111,7 @@ class Snapshot:
         self._rows = rows
         self._columns = [part.T for part in rows]
         self.index, self.last = index, last
-        self._faster = LRUCache[tuple[int, int], bool](_KEPT)
+        self._faster = LRUCache[tuple[int, int, bool], bool](_KEPT)
         self.known = facts or StoredFacts([None] * len(parts), [*map(len, parts)])
         self.where = where
         gone = self.stored.rows_of(np.empty(0, np.int64) if dead is None else dead)
@@ -136,7 +136,7 @@ class Snapshot:
 
     @cached_property
     def _live(self) -> Selection | None:
-        return Selection.of(self.alive)
+        return None if self.alive is None else Selection(self.alive, lasting=False)
 
     @cached_property
     def _all(self) -> Selection:
@@ -216,7 +216,7 @@ class Snapshot:
             allowed = allowed & self.alive
         selected = self._live if allowed is None else Selection.of(allowed)
         count = len(self) if selected is None else selected.count
-        if self._is_exact(k, count):
+        if self._is_exact(k, count, selected):
             scores, rows = self.stored.nearest(queries, k, selected)
         else:
             assert self.index is not None
@@ -250,16 +250,17 @@ class Snapshot:
         intact[-1] = True
         return intact
 
-    def _is_exact(self, k: int, count: int) -> bool:
+    def _is_exact(self, k: int, count: int, selected: Selection | None) -> bool:
         """Return whether the search of `count` selected rows is exact: by need, or as it is faster."""
         index = self.index
         if index is None or not index.usable or count <= max(k, _FEW):
             return True
-        faster = self._faster.get((k, count))
+        copied = selected is not None and selected.is_small(self.stored.dim)
+        faster = self._faster.get((k, count, copied))
         if faster is None:
             by_index = index_ms(index.card, index.faiss, k, count)
-            faster = exact_ms(count, len(self), self.stored.dim) < by_index
-            self._faster.put((k, count), faster)
+            faster = exact_ms(count, len(self), self.stored.dim, copied=copied) < by_index
+            self._faster.put((k, count, copied), faster)
         return faster
 
     def _propose(

@@ -125,7 +125,7 @@ def test_similarity_is_that_of_the_nearest_other_vector(tmp_path: Path) -> None:
 
 def test_an_index_makes_no_image_lonely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The index visits one of many cells; images that it finds alone are compared with all others."""
-    monkeypatch.setattr("retrieval.search.snapshot.Snapshot._is_exact", lambda *asked: asked[-1] <= 10)
+    monkeypatch.setattr("retrieval.search.snapshot.Snapshot._is_exact", lambda *asked: asked[2] <= 10)
     vectors = crowd(5, 2000, 12)
     gallery = make(tmp_path / "g", vectors)
     with gallery.store.writing():

@@ -129,7 +129,7 @@ def test_filters_within_an_index_follow_commits(
 ) -> None:
     """An index that visits all cells finds the true neighbours, whatever was committed since it was built."""
     monkeypatch.setattr(selection, "COPIED", copied)
-    monkeypatch.setattr(Snapshot, "_is_exact", lambda _, k, count: count <= k)
+    monkeypatch.setattr(Snapshot, "_is_exact", lambda _, k, count, selected: count <= k)
     model = Model(tmp_path / "g")
     model.random.seed(seed)
     with model.gallery.store.writing():
@@ -226,20 +226,22 @@ def test_lookup_indexes_change_no_result(tmp_path: Path, monkeypatch: pytest.Mon
     k=st.sampled_from([1, 10, 300]),
     start=st.sampled_from([0, 13, 500]),
     kept=st.booleans(),
+    lasting=st.booleans(),
     half=st.booleans(),
     seed=st.integers(0, 99),
 )
 def test_every_way_to_search_selected_rows_finds_the_nearest(
-    share: float, queries: int, k: int, start: int, kept: bool, half: bool, seed: int
+    share: float, queries: int, k: int, start: int, kept: bool, lasting: bool, half: bool, seed: int
 ) -> None:
     rows = clustered(900, 8, seed).astype(np.float16 if half else np.float32)
     allowed = np.random.default_rng(seed).random(900) < share
     asked = clustered(queries, 8, seed + 1)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(selection, "COPIED", (1 << 20) if kept else 0)
+        patched.setattr(selection, "_COPIED_FOR_ONE", 1000)
         patched.setattr(vectors, "_WIDE_BLOCK", 128)
         patched.setattr(vectors, "_BLOCK", 100)
-        selected = Selection(allowed)
+        selected = Selection(allowed, lasting=lasting)
         stored = Vectors(np.split(rows, [100, 101, 700]), 8)
         found = [stored.nearest(asked, k, selected, start) for _ in range(2)]
     possible = allowed & (np.arange(900) >= start)
@@ -248,6 +250,29 @@ def test_every_way_to_search_selected_rows_finds_the_nearest(
         np.testing.assert_allclose(ours, scores, atol=1e-6)
         np.testing.assert_array_equal(ours_rows < 0, numbers < 0)
         assert possible[ours_rows[ours_rows >= 0]].all()
+
+
+def test_copy_is_made_when_a_condition_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "_COPIED_FOR_ONE", 0)
+    copies: list[int] = []
+    vectors_of = Selection.vectors
+
+    def counting(self: Selection, take: Any) -> Any:
+        copies.append(self.count)
+        return vectors_of(self, take)
+
+    monkeypatch.setattr(Selection, "vectors", counting)
+    model = Model(tmp_path / "g")
+    with model.gallery.store.writing():
+        model.add([f"k{n}" for n in range(200)])
+    model.gallery.refresh()
+    found = []
+    for _ in range(3):
+        found.append(model.gallery.search_vectors(unit_vectors(1), 5, where="price < 5")[0])
+        assert len(copies) == len(found) - 1
+    assert found[0] == found[1] == found[2]
+    model.gallery.search_vectors(unit_vectors(2), 5, where="price < 6")
+    assert len(copies) == 3, "many queries are worth a copy at once"
 
 
 def test_selector_replaces_surplus_where_selected_rows_are_far_away() -> None:
