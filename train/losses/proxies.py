@@ -33,15 +33,18 @@ class ProxyTerm(nn.Module):
         self.proxies = nn.Parameter(torch.empty(num_classes * per_class, embedding_dim))
         nn.init.kaiming_normal_(self.proxies, a=math.sqrt(5))
 
-    def cosines(self, view: View) -> Tensor:
-        """Return [B, K * classes] cosines of the samples with the proxies."""
+    def unit_proxies(self, view: View) -> Tensor:
+        """Return [K * classes, D] the directions of the proxies, in the precision of the view."""
         if view.full_dim != self.proxies.shape[1]:
             raise ValueError(
                 f"embeddings have {view.full_dim} dimensions and the proxies {self.proxies.shape[1]}"
             )
         check_classes(view.labels, self.num_classes)
-        unit, _ = normalize(self.proxies[:, : view.dim].to(view.unit.dtype))
-        return view.unit @ unit.T
+        return normalize(self.proxies[:, : view.dim].to(view.unit.dtype))[0]
+
+    def cosines(self, view: View) -> Tensor:
+        """Return [B, K * classes] cosines of the samples with the proxies."""
+        return view.unit @ self.unit_proxies(view).T
 
     def one_hot(self, view: View) -> Tensor:
         """Return [B, classes] bool, true for the class of each sample."""
@@ -118,39 +121,51 @@ class ProxyAnchor(ProxyTerm):
         return ratio(pull.sum(), own.any(1).sum()) + push.mean()
 
 
-def _relaxed(cosines: Tensor, classes: int, gamma: float) -> tuple[Tensor, Tensor]:
-    """Return [R, classes] the relaxed similarities and [R, classes * centers] their derivatives."""
-    cosines = cosines.unflatten(1, (classes, -1))
-    share = (cosines / gamma).softmax(2)
-    value = (share * cosines).sum(2, keepdim=True)
-    slope = (cosines - value).div_(gamma).add_(1) * share
-    return value[:, :, 0], slope.flatten(1)
+class _SoftTriple(torch.autograd.Function):
+    """Sum of SoftTriple's loss over the samples z [B, D], given unit proxies [centers * classes, D].
 
-
-class _Relaxed(torch.autograd.Function):
-    """Σ_k softmax_k(s_ck / gamma) s_ck of cosines [B, classes * centers], [B, classes], in blocks of rows.
-
-    The derivative by s_ck is its softmax times 1 + (s_ck - the sum) / gamma.
+    Value and gradients are taken at once, in blocks of rows: the similarities are overwritten by their
+    derivatives, so that one table [B, centers * classes] exists and none is kept for the backward pass. A
+    second derivative computes it again.
     """
 
     @staticmethod
-    def forward(cosines: Tensor, classes: int, gamma: float) -> tuple[Tensor, Tensor]:
-        found = [_relaxed(cosines[rows], classes, gamma) for rows in row_blocks(cosines)]
-        values, slopes = zip(*found, strict=True)
-        return torch.cat(values), torch.cat(slopes)
+    def forward(
+        z: Tensor, proxies: Tensor, own: Tensor, term: SoftTriple, graded: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        table, totals = z @ proxies.T, []
+        for rows in row_blocks(table):
+            cosines = table[rows].unflatten(1, (term.centers, -1))
+            relaxed, share = term.relax(cosines)
+            log_share = term.log_share(relaxed, own[rows])
+            totals.append(torch.where(own[rows], log_share, 0.0).sum())
+            if graded:
+                slope = (log_share.exp() - own[rows].to(z.dtype)) * term.scale
+                # The derivative of the relaxed similarity is share * (1 + (cosine - relaxed) / gamma).
+                cosines.sub_(relaxed[:, None]).div_(term.gamma).add_(1).mul_(share).mul_(slope[:, None])
+        total = -torch.stack(totals).sum()
+        return (total, table @ proxies, table.T @ z) if graded else (total, None, None)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, int, float], output: tuple[Tensor, Tensor]) -> None:
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(inputs[0], output[1])
-        ctx.gamma = inputs[2]
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
+        ctx.term = inputs[3]
+        if inputs[4]:
+            ctx.mark_non_differentiable(*output[1:])
+            ctx.save_for_backward(*inputs[:3], *output[1:])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
-        cosines, slope = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        z, proxies, own, *slopes = ctx.saved_tensors
+        needed = ctx.needs_input_grad[:2]
         if torch.is_grad_enabled():  # for a second derivative
-            _, slope = _relaxed(cosines, grad.shape[1], ctx.gamma)
-        return (grad[:, :, None] * slope.unflatten(1, (grad.shape[1], -1))).flatten(1), None, None
+            cosines = (z @ proxies.T).unflatten(1, (ctx.term.centers, -1))
+            log_share = ctx.term.log_share(ctx.term.relax(cosines)[0], own)
+            wanted = [x for x, need in zip((z, proxies), needed, strict=True) if need]
+            total = -torch.where(own, log_share, 0.0).sum()
+            found = iter(torch.autograd.grad(total, wanted, create_graph=True))
+            slopes = [next(found) if need else None for need in needed]
+        of_z, of_proxies = (grad * x if need else None for x, need in zip(slopes, needed, strict=True))
+        return of_z, of_proxies, None, None, None
 
 
 @register(
@@ -190,11 +205,23 @@ class SoftTriple(ProxyTerm):
         require(centers >= 1, "centers", centers, "at least 1")
         require(gamma > 0, "gamma", gamma, "above 0")
         super().__init__(num_classes, embedding_dim, centers)
-        self.scale, self.gamma, self.margin = scale, gamma, margin
+        self.centers, self.scale, self.gamma, self.margin = centers, scale, gamma, margin
 
     def forward(self, view: View) -> Tensor:
-        relaxed, _ = _Relaxed.apply(self.cosines(view), self.num_classes, self.gamma)  # [B, classes]
-        return F.cross_entropy(self.scale * (relaxed - self.margin * self.one_hot(view)), view.labels.long())
+        unit = self.unit_proxies(view).unflatten(0, (-1, self.centers))
+        unit = unit.transpose(0, 1).flatten(0, 1)  # first centers first: sums over centers are of whole rows
+        graded = torch.is_grad_enabled() and (view.unit.requires_grad or unit.requires_grad)
+        total: Tensor = _SoftTriple.apply(view.unit, unit, self.one_hot(view), self, graded)[0]
+        return total / view.batch
+
+    def relax(self, cosines: Tensor) -> tuple[Tensor, Tensor]:
+        """Return [R, classes] the similarities S of the classes and [R, centers, classes] the softmax."""
+        share = (cosines / self.gamma).softmax(1)
+        return (share * cosines).sum(1), share
+
+    def log_share(self, relaxed: Tensor, own: Tensor) -> Tensor:
+        """Return [R, classes] the logarithm of the softmax over the classes."""
+        return (self.scale * (relaxed - self.margin * own)).log_softmax(1)
 
 
 @register(

@@ -19,6 +19,9 @@ SPECS: list[dict[str, Any]] = [
     {"name": "raw", "memory": 30},
     {"name": "lifted-generalized"},
     {"name": "soft-triple", "centers": 3},
+    {"name": "fast-ap"},
+    {"name": "fast-ap", "memory": 30},
+    {"name": "histogram"},
     {"name": "margin", "mining": {"positive": "all", "negative": "semi-hard"}, "learn": "per-class"},
     {"name": "triplet", "mining": {"positive": "all", "negative": "semi-hard", "fallback": "farthest"}},
     {"name": "triplet", "mining": {"positive": "all", "negative": "all"}},
@@ -26,7 +29,9 @@ SPECS: list[dict[str, Any]] = [
     {"name": "sct"},
     *({"name": "triplet", "negatives": name} for name in ("optimal", "optimal-segment", "symmetric")),
     {"name": "raw", "negatives": "optimal"},
+    {"name": "hphn-triplet", "negatives": "optimal"},
 ]
+KEEPS_SECOND = [{"name": "soft-triple"}, {"name": "fast-ap"}]  # second derivatives, however many blocks
 
 
 def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,9 +85,9 @@ def test_large_batch(name: str) -> None:
     torch.testing.assert_close(gradient, wanted, rtol=1e-9, atol=1e-14)
 
 
-@pytest.mark.parametrize("spec", [{"name": "raw", "mining": None}, {"name": "soft-triple"}], ids=str)
+@pytest.mark.parametrize("spec", [{"name": "raw", "mining": None}, *KEEPS_SECOND], ids=str)
 def test_second_derivative(spec: dict[str, Any]) -> None:
-    """Of one block it is that of central differences; of more, asking a pair loss for it is an error."""
+    """It is that of central differences; of several blocks, asking a pair loss for it is an error."""
     x, y = batch(2)
     torch.manual_seed(0)
     module = losses.build(spec, num_classes=CLASSES, embedding_dim=DIM).double()
@@ -97,7 +102,28 @@ def test_second_derivative(spec: dict[str, Any]) -> None:
     step = 1e-5 * torch.randn_like(x)
     expected = slope(x + step)[0] - slope(x - step)[0]
     torch.testing.assert_close(2 * (found * step).sum(), expected.detach(), rtol=1e-5, atol=1e-12)
-    if spec["name"] == "soft-triple":
-        return
-    with mock.patch.object(ops, "_BLOCK", 200), pytest.raises(RuntimeError, match="second derivative"):
-        slope(x)
+    with mock.patch.object(ops, "_BLOCK", 200):
+        if spec in KEEPS_SECOND:
+            torch.testing.assert_close(torch.autograd.grad(*slope(x))[0], found)
+            return
+        with pytest.raises(RuntimeError, match="second derivative"):
+            slope(x)
+
+
+@pytest.mark.parametrize("frozen", ["embeddings", "proxies"])
+def test_soft_triple_without_one_gradient(frozen: str) -> None:
+    """The gradient by the proxies is the same with frozen embeddings, and the other way round."""
+    x, y = batch(3)
+    torch.manual_seed(0)
+    module = losses.build({"name": "soft-triple"}, num_classes=CLASSES, embedding_dim=DIM).double()
+    (proxies,) = module.parameters()
+    whole = torch.autograd.grad(module(x.requires_grad_(), y), (x, proxies))
+    with torch.no_grad():
+        value = module(x, y)
+    (x if frozen == "embeddings" else proxies).requires_grad_(False)
+    kept, wanted = (proxies, whole[1]) if frozen == "embeddings" else (x, whole[0])
+    again = module(x, y)
+    assert again == value
+    for create_graph in (True, False):
+        (found,) = torch.autograd.grad(again, kept, create_graph=create_graph, retain_graph=True)
+        torch.testing.assert_close(found, wanted)
