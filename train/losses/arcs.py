@@ -9,7 +9,7 @@ move with the embeddings (envelope theorem).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from torch import Tensor
 
 from train.losses.ops import row_blocks
 from train.losses.view import Members, PairTables
+
+_TABLES = 8  # memory of an entry here, in float64 and with many intermediates, over that of other losses
 
 
 def closest_on_arcs(t: PairTables) -> tuple[Tensor, Tensor]:
@@ -46,14 +48,14 @@ class _ClosestOnArcs(torch.autograd.Function):
 
     @staticmethod
     def forward(ik: Tensor, il: Tensor, jk: Tensor, jl: Tensor, *members: Tensor) -> tuple[Tensor, ...]:
-        found = []
-        for rows in row_blocks(ik):
+        def block(rows: slice) -> tuple[Tensor, ...]:
             p = Members(*(x[rows] for x in members[:5]))
             t = PairTables(ik[rows], il[rows], jk[rows], jl[rows], p, Members(*members[5:]))
             cosine, wi, wj, wk, wl = closest_points(t)
             synthetic = (wi * wj > 0).to(torch.uint8) + (wk * wl > 0)
-            found.append((cosine, synthetic, wi, wj, wk, wl))
-        return _join(found)
+            return cosine, synthetic, wi, wj, wk, wl
+
+        return _in_blocks(block, ik)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
@@ -62,25 +64,35 @@ class _ClosestOnArcs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        found = []
-        for rows in row_blocks(grad):
+        def block(rows: slice) -> tuple[Tensor, ...]:
             part, cosine, wi, wj, wk, wl = (x[rows] for x in (grad, *ctx.saved_tensors))
             of_i, of_j, inside = part * wi, part * wj, -part * cosine
             p_cross = (inside * wi * wj).sum(1, keepdim=True)
             q_cross = (inside * wk * wl).sum(0, keepdim=True)
-            found.append((of_i * wk, of_i * wl, of_j * wk, of_j * wl, p_cross, q_cross))
-        *tables, p_cross, q_cross = _join(found, shared=1)
+            return of_i * wk, of_i * wl, of_j * wk, of_j * wl, p_cross, q_cross
+
+        *tables, p_cross, q_cross = _in_blocks(block, grad, shared=1)
         constant = (None, None)
         return *tables, *constant, p_cross, *constant, *constant, q_cross, *constant
 
 
-def _join(blocks: Sequence[tuple[Tensor, ...]], shared: int = 0) -> tuple[Tensor, ...]:
-    """Join tables computed in blocks of rows, of which the last `shared` ones are sums over the rows."""
+def _in_blocks(
+    block: Callable[[slice], tuple[Tensor, ...]], table: Tensor, shared: int = 0
+) -> tuple[Tensor, ...]:
+    """Return tables computed in blocks of the rows of a table, the last `shared` ones sums over the rows."""
+    blocks = list(row_blocks(table, _TABLES))
     if len(blocks) == 1:
-        return blocks[0]
-    tables = list(zip(*blocks, strict=True))
-    split = len(tables) - shared
-    return *map(torch.cat, tables[:split]), *(torch.stack(x).sum(0) for x in tables[split:])
+        return block(blocks[0])
+    tables: list[Tensor] = []
+    sums = []
+    for rows in blocks:
+        parts = block(rows)
+        split = len(parts) - shared
+        tables = tables or [x.new_empty((len(table), x.shape[1])) for x in parts[:split]]
+        for whole, part in zip(tables, parts[:split], strict=True):
+            whole[rows] = part
+        sums.append(parts[split:])
+    return *tables, *(torch.stack(x).sum(0) for x in zip(*sums, strict=True))
 
 
 def closest_points(t: PairTables) -> tuple[Tensor, ...]:
@@ -188,17 +200,18 @@ class _ClosestOnSegments(torch.autograd.Function):
 
     @staticmethod
     def forward(ik: Tensor, il: Tensor, jk: Tensor, jl: Tensor, *members: Tensor) -> tuple[Tensor, ...]:
-        found = []
         k, m, km = members[3:]
-        for rows in row_blocks(ik):
+
+        def block(rows: slice) -> tuple[Tensor, ...]:
             i, j, ij = (x[rows] for x in members[:3])
             x, y = _segment_position((ik[rows], il[rows], jk[rows], jl[rows]), (i, j, ij), (k, m, km))
             synthetic = (x * (1 - x) > 0).to(torch.uint8) + (y * (1 - y) > 0)
             p_square = (1 - x) ** 2 * i + x**2 * j + 2 * x * (1 - x) * ij
             q_square = (1 - y) ** 2 * k + y**2 * m + 2 * y * (1 - y) * km
             dot = (1 - x) * ((1 - y) * ik[rows] + y * il[rows]) + x * ((1 - y) * jk[rows] + y * jl[rows])
-            found.append((dot - 0.5 * (p_square + q_square), synthetic, x, y))
-        return _join(found)
+            return dot - 0.5 * (p_square + q_square), synthetic, x, y
+
+        return _in_blocks(block, ik)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
@@ -207,8 +220,7 @@ class _ClosestOnSegments(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
-        found = []
-        for rows in row_blocks(grad):
+        def block(rows: slice) -> tuple[Tensor, ...]:
             part, x, y = (x[rows] for x in (grad, *ctx.saved_tensors))
             of_j, of_l = part * x, part * y
             of_i, of_k = part - of_j, part - of_l
@@ -218,8 +230,9 @@ class _ClosestOnSegments(torch.autograd.Function):
             q = (of_k * (y - 1), -of_l * y, 2 * of_l * (y - 1))
             p_sums = (0.5 * g.sum(1, keepdim=True) for g in p)
             q_sums = (0.5 * g.sum(0, keepdim=True) for g in q)
-            found.append((of_i - il, il, jk, jl, *p_sums, *q_sums))
-        return _join(found, shared=3)
+            return of_i - il, il, jk, jl, *p_sums, *q_sums
+
+        return _in_blocks(block, grad, shared=3)
 
 
 def _segment_position(

@@ -69,15 +69,19 @@ class _SlopeOfRows(_Slope):
         return _Slope.backward(ctx, grad)
 
 
-def row_blocks(table: Tensor) -> Iterator[slice]:
+def row_blocks(table: Tensor, tables: int = 1) -> Iterator[slice]:
     """Yield slices of the rows of a [P, Q] table that stay in a processor's cache.
 
     All rows at once on other devices, where every block would take more launches, and in compiled code.
+
+    Args:
+        table: [P, Q].
+        tables: How many times the usual memory the work on a block takes.
     """
     rows, columns = table.shape
     step = rows
     if table.device.type == "cpu" and not torch.compiler.is_compiling():
-        step = max(1, _BLOCK // columns)
+        step = max(1, _BLOCK // (tables * columns))
     for start in range(0, rows, step):
         yield slice(start, start + step)
 

@@ -83,7 +83,8 @@ class HardPositiveHardNegative(HardPairTerm):
         super().__init__(margin, normalize, negatives)
 
     def forward(self, view: View) -> Tensor:
-        farthest, _ = self._per_member(-view.members.similarity(self.measure), view.members.positive)
+        near, own = view.members.near(view.members.similarity(self.measure))
+        farthest, _ = self._per_member(-near, own)
         negative, some = self._hardest_negative(view)
         return self._hinge(view, self._distance(-farthest), self._distance(negative), some)
 
