@@ -65,9 +65,14 @@ def losses(*_: Any) -> Iterator[Pair | Absent]:
         x, y = module.batch(size, 512, "cpu")
         for label in _LOSSES:
             spec, peer = contenders[label].spec, contenders[label].peer
-            ours = module.training_step(module.build(spec, size // 4, 512), x, y)
+            loss = module.build(spec, size // 4, 512)
+            ours = module.training_step(loss, x, y)
             what, goal = label if size == 512 else f"{label}, 2,048", module.goal(spec, size, 512)
             yield Pair(what, "X Xᵀ and its gradient", ours, module.limit_step(x), goal)
+            if label == "soft-triple":
+                yield Pair(
+                    what, "Z Cᵀ and its gradients, 10 centers C a class", ours, module.own_limit(loss, x), 2
+                )
             if peer is not None and size == 512:
                 yield _beside(_PML, label, ours, partial(_pml_step, peer, x, y), 1)
     transport = module.Transport()
@@ -91,6 +96,7 @@ _LOSSES += (
     "hphn-triplet",
     "soft-triple",
     "triplet optimal",
+    "hphn-triplet optimal",
     "triplet symmetric",
     "wasserstein",
 )
