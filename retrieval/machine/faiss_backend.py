@@ -1,9 +1,9 @@
 """FAISS backends: bulk comparisons of vectors, on the CPU or on an NVIDIA GPU.
 
-Functions that compare many vectors with many others take a backend: exact neighbours, k-means, the cells and
-the graph of an index. On the CPU the results are those of FAISS's own functions, to the bit. A GPU is used
-for work that takes a CPU longer than starting the GPU; whatever fails there is done on the CPU, with one line
-on stderr. A search of one query never comes here.
+Functions that compare many vectors with many others take a backend: exact neighbours, k-means, the cells
+and the graph of an index. On the CPU the results are those of FAISS's own functions, to the bit, but for
+cells among many, which a graph finds. A GPU is used for work that takes a CPU longer than starting the GPU;
+whatever fails there is done on the CPU, with one line on stderr. A search of one query never comes here.
 """
 
 from __future__ import annotations
@@ -29,6 +29,13 @@ _QUERIES_AT_ONCE = 1 << 28
 _MOST_AT_ONCE = 1 << 16  # queries
 _RESULTS_AT_ONCE = 1 << 24  # neighbours
 _LEAST_GRAPH = 200_000  # vectors from which a GPU builds the graph
+# Microseconds to find the cell of a clustered vector of dimension 64 (AVX-512, FAISS 1.15.1): 5.4 among 4,096
+# compared with all, 22.3 among 16,384; by a graph 5.3 and 8.8, with the same cell for 99.8 %. On noise the
+# graph finds 37 %, so that it is checked.
+_CELLS_BY_GRAPH = 1 << 13  # cells from which a graph finds them
+_PAID_BACK = 16  # vectors per cell that cost more than the graph
+_LINKS, _REACH = 32, 8  # of the graph
+_CHECKED, _RIGHT = 64, 0.99  # one vector in so many is compared with all cells; the least share that agrees
 
 Assign = Callable[[np.ndarray], "np.ndarray | None"]
 
@@ -102,6 +109,8 @@ class CpuBackend:
     def assigner(self, centroids: np.ndarray, count: int) -> Assign | None:
         """Return a function that finds the cells of vectors; `None` if the index finds them faster.
 
+        Of many cells, a graph finds the nearest for 99 % of the vectors, or the function returns `None`.
+
         Args:
             centroids: Centroids of the cells, float32 [cells, D].
             count: Number of vectors that will be assigned.
@@ -110,7 +119,22 @@ class CpuBackend:
             Function of vectors, float32 [n, D], that returns their cells by inner product, int64 [n], or
             `None` if it cannot.
         """
-        return None
+        if len(centroids) < _CELLS_BY_GRAPH or count < _PAID_BACK * len(centroids):
+            return None
+        dim = centroids.shape[1]
+        flat = _flat(dim, faiss.METRIC_INNER_PRODUCT)
+        graph = faiss.IndexHNSWFlat(dim, _LINKS, faiss.METRIC_INNER_PRODUCT)
+        graph.hnsw.efSearch = _REACH
+        for index in (flat, graph):
+            index.add(np.ascontiguousarray(centroids))
+
+        def assign(vectors: np.ndarray) -> np.ndarray | None:
+            some = np.ascontiguousarray(vectors[::_CHECKED])
+            if (_nearest(graph, some) == _nearest(flat, some)).mean() < _RIGHT:
+                return None
+            return _nearest(graph, vectors)
+
+        return assign
 
     def graph(self, vectors: np.ndarray, links: int) -> faiss.IndexHNSWCagra | None:
         """Return an HNSW graph over vectors of unit length; `None` if the CPU builds it.
@@ -173,7 +197,7 @@ class GpuBackend(CpuBackend):
 
     def assigner(self, centroids: np.ndarray, count: int) -> Assign | None:
         if not self.pays(count * centroids.size):
-            return None
+            return super().assigner(centroids, count)
         try:
             index = self._flat(centroids.shape[1], faiss.METRIC_INNER_PRODUCT)
             index.add(np.ascontiguousarray(centroids))
@@ -183,11 +207,10 @@ class GpuBackend(CpuBackend):
 
         def assign(vectors: np.ndarray) -> np.ndarray | None:
             try:
-                found: np.ndarray = getattr(index, "search_numpy", index.search)(vectors, 1)[1][:, 0]
+                return _nearest(index, vectors)
             except (RuntimeError, MemoryError) as error:
                 self._report(error)
                 return None
-            return found
 
         return assign
 
@@ -269,6 +292,12 @@ def _resources() -> faiss.StandardGpuResources:
 
 def _flat(dim: int, metric: int) -> faiss.Index:
     return faiss.IndexFlatIP(dim) if metric == faiss.METRIC_INNER_PRODUCT else faiss.IndexFlatL2(dim)
+
+
+def _nearest(index: faiss.Index, vectors: np.ndarray) -> np.ndarray:
+    """Return the nearest of each vector, int64 [n], whether or not torch's functions replace FAISS's."""
+    found: np.ndarray = getattr(index, "search_numpy", index.search)(vectors, 1)[1][:, 0]
+    return found
 
 
 def _cluster(

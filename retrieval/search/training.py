@@ -223,8 +223,6 @@ def _assigner(index: faiss.Index, count: int, backend: CpuBackend) -> Assign | N
     """Return the backend's function that finds cells, for an index that can be given them."""
     if not isinstance(index, faiss.IndexIVF) or isinstance(index, faiss.IndexIVFFastScan):
         return None
-    if not backend.pays(count * index.nlist * index.d):
-        return None
     quantizer = faiss.downcast_index(index.quantizer)
     # As for `search`: `faiss.contrib.torch_utils` replaces this method.
     centroids = getattr(quantizer, "reconstruct_n_numpy", quantizer.reconstruct_n)(0, index.nlist)

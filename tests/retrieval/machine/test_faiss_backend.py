@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from retrieval.evaluation.score import evaluate
+from retrieval.machine import faiss_backend
 from retrieval.machine.devices import Device, gpus
 from retrieval.machine.faiss_backend import CPU, Assign, CpuBackend, GpuBackend, KMeans, backend_for
 from retrieval.metrics.ranking import exact_neighbours
@@ -59,6 +60,35 @@ class Eager(CpuBackend):
         index.base_level_only = False
         index.add(vectors)
         return index
+
+
+def test_graph_finds_the_cells_of_clusters_and_leaves_noise_to_the_index(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nearly all in their nearest cell, and each in the index once; of noise all in their nearest one."""
+    monkeypatch.setattr(faiss_backend, "_CELLS_BY_GRAPH", 1024)
+    monkeypatch.setattr(faiss_backend, "_PAID_BACK", 1)
+    noise = np.random.default_rng(0).standard_normal((12_000, 96), dtype=np.float32)
+    noise /= np.linalg.norm(noise, axis=1, keepdims=True)
+    for vectors, graph in ((clustered(12_000, 16, 1), True), (noise, False)):
+        dim = vectors.shape[1]
+        centroids = training.train_cells(vectors, 2048)
+        nearest = (vectors @ centroids.T).argmax(1)
+        assign = CPU.assigner(centroids, len(vectors))
+        assert assign is not None
+        cells = assign(vectors)
+        assert (cells is not None) == graph
+        if cells is not None:
+            assert (cells == nearest).mean() > 0.99
+        index = training.train_index(kinds.APPROXIMATE["ivf-flat"], training.Training(vectors, centroids))
+        training.add_rows(index, Vectors([vectors], dim), np.arange(len(vectors)))
+        found = np.full(len(vectors), -1)
+        for cell in range(index.nlist):
+            size = index.invlists.list_size(cell)
+            if size:
+                found[faiss.rev_swig_ptr(index.invlists.get_ids(cell), size)] = cell
+        assert (found == nearest).mean() > (0.99 if graph else 0.9999)
+    assert CPU.assigner(centroids[:1000], 10**9) is None
 
 
 class Failing(GpuBackend):
