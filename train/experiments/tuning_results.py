@@ -234,14 +234,14 @@ def _are_alike(one: MethodResult, other: MethodResult) -> bool:
 
 def search_figure(study: Study, metric: str) -> str:
     """Return an SVG of a search: the metric over each searched setting, by Optuna."""
-    from matplotlib import pyplot
+    from matplotlib import pyplot, rc_context
     from optuna.visualization.matplotlib import plot_slice
 
     def draw() -> Figure:
         warnings.simplefilter("ignore")  # the function is experimental, and one value has no range
-        plot_slice(study, target_name=f"held-out {TITLES[metric]}")
+        with rc_context({"figure.constrained_layout.use": True}):  # set later, a bar of colours has no height
+            plot_slice(study, target_name=f"held-out {TITLES[metric]}")
         figure = pyplot.gcf()
-        figure.set_layout_engine("constrained")
         figure.suptitle(study.study_name)
         for axes in figure.axes:
             axes.tick_params("x", which="both", rotation=90)  # numbers of a logarithmic axis are long

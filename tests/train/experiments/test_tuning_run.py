@@ -424,6 +424,15 @@ def test_figure_has_a_panel_for_each_space_and_the_same_bytes_again(tmp_path: Pa
     assert not plt.get_fignums(), "closed"
 
 
+def test_figure_of_one_space_is_drawn(tmp_path: Path) -> None:
+    """Its bar of colours has a layout of its own, which matplotlib 3.11 cannot constrain afterwards."""
+    spaces = {"optimizer.lr": parse_space({"low": 1e-4, "high": 1e-2, "log": True}, "")}
+    search = Search("m", tmp_path, spaces, {}, 2, 0, "last", "map_at_r", lambda values: [])
+    for number in range(2):
+        search.study().add_trial(search.frozen(Trial(number, {"optimizer.lr": 1e-3 * (number + 1)}, 0.5)))
+    assert "<!-- optimizer.lr -->" in search_figure(search.study(), "map_at_r")
+
+
 # ---- the sampler
 
 
