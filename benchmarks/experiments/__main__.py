@@ -20,6 +20,7 @@ def main() -> None:
 
 @main.command("data")
 @click.option("--cars", multiple=True, type=_FILE, help="Zip of Cars196, one folder a class. Repeatable.")
+@click.option("--birds", multiple=True, type=_FILE, help="Zip of birds, one folder a species. Repeatable.")
 @click.option("--cifar100", multiple=True, type=_FILE, help="Zip of CIFAR-100: train/CLASS, test/CLASS.")
 @click.option("--omniglot", multiple=True, type=_FILE, help="Zip of Omniglot: images_background, ...")
 @click.option("--mobilenetv2", type=_FILE, help="Weights of timm's mobilenetv2_100, safetensors.")
@@ -27,6 +28,7 @@ def main() -> None:
 @click.option("--out", required=True, type=_FOLDER, help="Folder for images, lists and weights.")
 def make_data(
     cars: tuple[Path, ...],
+    birds: tuple[Path, ...],
     cifar100: tuple[Path, ...],
     omniglot: tuple[Path, ...],
     mobilenetv2: Path | None,
@@ -36,11 +38,11 @@ def make_data(
     """Unpack the archives and write the lists of images."""
     from benchmarks.experiments.data import prepare
 
-    archives = {"cars": list(cars), "cifar100": list(cifar100), "omniglot": list(omniglot)}
+    archives = {"cars": cars, "birds": birds, "cifar100": cifar100, "omniglot": omniglot}
     weights = {"mobilenetv2": mobilenetv2, "squeezenet": squeezenet}
     for line in prepare(
         out,
-        {name: files for name, files in archives.items() if files},
+        {name: list(files) for name, files in archives.items() if files},
         {name: file for name, file in weights.items() if file is not None},
     ):
         click.echo(line)

@@ -1,16 +1,18 @@
 """Data sets of the experiments, from the archives that a reader has: images in folders, lists as CSV files.
 
 An archive is a zip file with one folder per class: Cars196 with the class number first in the folder name
-(001 to 196), CIFAR-100 as train/CLASS and test/CLASS, Omniglot as images_background/ALPHABET__CHARACTER and
+(001 to 196), the birds with one per species, CIFAR-100 as train/CLASS and test/CLASS, Omniglot as images_background/ALPHABET__CHARACTER and
 images_evaluation/ALPHABET__CHARACTER.
 """
 
 from __future__ import annotations
 
 import csv
+import random
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +23,7 @@ _CARS_TRAIN = 98  # of 196 classes, in the order of their numbers
 _OMNIGLOT = {"images_background": "train", "images_evaluation": "test"}
 _TRAINED_SUBCLASSES = 3  # of the 5 of a CIFAR-100 super-class
 _SUFFIXES = {".jpg", ".png"}
+DIVISIONS = 5
 
 
 class Row(NamedTuple):
@@ -73,6 +76,20 @@ def omniglot_alphabets(images: list[Path]) -> Iterator[Row]:
         yield row._replace(label=row.label.partition("__")[0])
 
 
+def division(images: list[Path], number: int) -> Iterator[Row]:
+    """Yield images by class, a random half of the classes for training and the others to test.
+
+    Args:
+        images: Images in folders of one class each.
+        number: Number of the division, which is the seed of the draw.
+    """
+    classes = sorted({path.parent.name for path in images})
+    trained = set(random.Random(number).sample(classes, len(classes) // 2))
+    for path in images:
+        label = path.parent.name
+        yield Row(str(path), label, "train" if label in trained else "test")
+
+
 # Name of the CSV file -> folder of its images and its rows.
 LISTS: dict[str, tuple[str, Callable[[list[Path]], Iterator[Row]]]] = {
     "cars": ("cars", cars),
@@ -81,6 +98,11 @@ LISTS: dict[str, tuple[str, Callable[[list[Path]], Iterator[Row]]]] = {
     "cifar100-closed": ("cifar100", cifar100_closed),
     "omniglot": ("omniglot", omniglot),
     "omniglot-alphabets": ("omniglot", omniglot_alphabets),
+    **{
+        f"{images}-division-{number}": (images, partial(division, number=number))
+        for images in ("cars", "birds", "cifar100")
+        for number in range(DIVISIONS)
+    },
 }
 
 
@@ -89,7 +111,7 @@ def prepare(folder: Path, archives: dict[str, list[Path]], weights: dict[str, Pa
 
     Args:
         folder: Folder for everything; created if needed.
-        archives: "cars", "cifar100", "omniglot" -> zip files, unpacked into a folder of that name.
+        archives: "cars", "birds", "cifar100", "omniglot" -> zip files, unpacked into a folder of that name.
         weights: Name of the backbone -> safetensors file, copied to weights/NAME.safetensors.
 
     Raises:

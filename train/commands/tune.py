@@ -56,7 +56,7 @@ METRICS = ("map_at_r", "recall_at_1")
     type=click.IntRange(min=2),
     help="Cross-validation over this many folds of the training classes; by default one set is held out.",
 )
-@click.option("--seeds", help="Final runs of each method: a number, by default 10, or a list: 0,1,2.")
+@click.option("--seeds", help="Final runs of each method: a number, by default 10 (0: none), or a list: 0,1,2.")
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the search, by default 0.")
 @click.option("--baseline", help="Method to compare the others with; by default the first.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the search.")
@@ -104,7 +104,8 @@ def tune(
     Final runs: the chosen settings are trained with every seed and measured on the test split, as by
     `lookalike sweep`; they are in DIR/test. They use all training classes, with as many steps as in the
     search, and the last epoch is measured, in the search too. If --set split.validation=0.2 is given, the
-    final runs hold out classes as well, and the best epoch on these is measured in both.
+    final runs hold out classes as well, and the best epoch on these is measured in both. --seeds 0 makes
+    no final runs.
 
     --folds 4 is the protocol of "A Metric Learning Reality Check" (Musgrave et al. 2020): a trial is the
     mean over networks that are each trained without one fold of the classes, and measured on it; the final
@@ -133,7 +134,7 @@ def tune(
         common=settings.parse_changes(spaces, "--space") if spaces else None,
         trials=trials,
         metric=metric,
-        seeds=parse_seeds(seeds) if seeds else None,
+        seeds=parse_seeds(seeds, least=0) if seeds else None,
         seed=seed,
         folds=folds,
         baseline=baseline,
@@ -144,11 +145,12 @@ def tune(
     test = None if comparison is None else comparison.to_dict()
     print_result({**result.to_dict(), "test": test}, as_json, tuning_table(result, comparison))
     print_status(f"results: {out / 'tune.md'}")
-    if comparison is None or comparison.failed or any(method.best is None for method in result.methods):
+    unfinished = comparison.failed if comparison else plan.seeds
+    if unfinished or any(method.best is None for method in result.methods):
         print_status(
             "some searches or final runs failed; see tune.md, and repeat the command to retry the runs"
         )
         ctx.exit(1)
-    if comparison.bad_files:
+    if comparison is not None and comparison.bad_files:
         print_status(f"{len(comparison.bad_files)} files could not be read; see the reports of the runs")
         ctx.exit(3)

@@ -80,7 +80,9 @@ def option_words(option: str, changes: Changes) -> list[str]:
 def seed_words(seeds: Sequence[int]) -> list[str]:
     """Return the option of the command line for seeds."""
     numbers = ",".join(map(str, seeds))
-    return ["--seeds", f"{numbers}," if len(seeds) == 1 else numbers]  # one number alone would be a count
+    if len(seeds) == 1:
+        return ["--seeds", f"{numbers},"]  # one number alone would be a count
+    return ["--seeds", numbers or "0"]
 
 
 def save_plan(file: Path, values: Mapping[str, Any]) -> None:

@@ -220,15 +220,15 @@ def _refuse_change(where: str, before: Config, now: Config) -> None:
 # ---- options of the command line
 
 
-def parse_seeds(text: str) -> tuple[int, ...]:
-    """Return the seeds of --seeds: "3" -> 0, 1, 2; "4,7" -> 4, 7; "4," -> 4."""
+def parse_seeds(text: str, *, least: int = 1) -> tuple[int, ...]:
+    """Return the seeds of --seeds: "3" -> 0, 1, 2; "4,7" -> 4, 7; "4," -> 4; at least so many."""
     is_count = "," not in text
     try:
         numbers = [int(word) for word in text.split(",") if word.strip()]
     except ValueError:
         numbers = []
     seeds = tuple(range(numbers[0])) if is_count and numbers else tuple(dict.fromkeys(numbers))
-    if not seeds or min(seeds) < 0:
+    if not numbers or len(seeds) < least or min(seeds, default=0) < 0:
         raise InputError(f"--seeds {text}: expected a count, as in 3, or a list, as in 0,1,2")
     return seeds
 

@@ -173,7 +173,8 @@ def tuning_table(result: TuningResult, comparison: SweepResults | None) -> str:
     """Return the searches and the comparison on the test split as plain text."""
     cells = _cells(result)
     lines = [*text.align_columns(cells, right=(1, 2, 3, 4)), "", *result.notes, ""]
-    return "\n".join([*lines, comparison.to_text() if comparison else "No search has succeeded."])
+    none = "No search has succeeded." if result.plan.seeds else "No final runs."
+    return "\n".join([*lines, comparison.to_text() if comparison else none])
 
 
 def tuning_markdown(result: TuningResult, comparison: SweepResults | None) -> str:

@@ -51,7 +51,8 @@ def run_tuning(
         show_progress: Show the progress of each run on stderr.
 
     Returns:
-        The searches, and the comparison on the test split; `None` if every trial of every method has failed.
+        The searches, and the comparison on the test split; `None` without seeds, or if every trial of every
+        method has failed.
 
     Raises:
         InputError: Settings that cannot be used; all are checked before the first trial.
@@ -79,7 +80,7 @@ def run_tuning(
             if next(method for method in result.methods if method.name == search.name).drawn:
                 write_texts(folder, {f"{search.name}.svg": search_figure(search.study(), plan.metric)})
         chosen, final = _chosen(plan, searches)
-        if not chosen:
+        if not (chosen and plan.seeds):
             return _result(folder, plan, searches, training), None
         comparison = _run_final(folder, plan, plan.final_sweep(chosen), log, device, show_progress)
     result = _result(folder, plan, searches, training, final)

@@ -337,6 +337,16 @@ def test_command_reproduces_the_search_and_changes_are_refused(finished: Path, h
 # ---- cross-validation
 
 
+def test_without_seeds_it_only_searches(hues: Path, tmp_path: Path) -> None:
+    chosen = plan(tmp_path, hues, [TRIPLET], folds=2, trials=1, seeds=())
+    result, found = run_tuning(tmp_path, chosen, ignore)
+    assert found is None
+    assert result.methods[0].best is not None
+    assert not (tmp_path / "test").exists()
+    assert shlex.split(chosen.command(tmp_path))[-4:-2] == ["--seeds", "0"]
+    assert TuningPlan.load(tmp_path).seeds == ()
+
+
 def test_cross_validation_matches_brute_force(hues: Path, tmp_path: Path) -> None:
     methods = ["plain:loss={name: triplet, negatives: batch}; optimizer.lr=1e-3"]
     options: dict[str, Any] = {"overrides": (*SMALL, "model.init=pca"), "trials": 3, "folds": 2}
