@@ -54,14 +54,22 @@ def make_data(
 @click.option("--out", required=True, type=_FOLDER, help="Folder of the runs.")
 @click.option("--setup", "setups", multiple=True, help="Only this setup. Repeatable.")
 def run_tables(names: tuple[str, ...], data: Path, out: Path, setups: tuple[str, ...]) -> None:
-    """Run or resume tables, by default all."""
+    """Run or resume tables, by default all.
+
+    A division of a table that has divisions is collected once it is finished, and skipped if the results of
+    the table have it by the same settings, so that machines can take turns.
+    """
+    from benchmarks.experiments.results import add, is_collected
     from benchmarks.experiments.runs import jobs, run
 
-    failed = [
-        job.folder.name
-        for job in jobs(choose_tables(names), out)
-        if (not setups or job.setup.name in setups) and run(job, data.resolve())
-    ]
+    failed = []
+    for job in jobs(choose_tables(names), out):
+        if (setups and job.setup.name not in setups) or (job.division is not None and is_collected(job)):
+            continue
+        if run(job, data.resolve()):
+            failed.append(job.name)
+        elif job.division is not None:
+            click.echo(f"{add(job, data.resolve())}: {job.name}")
     if failed:
         raise click.ClickException(
             f"failed: {', '.join(failed)}; see the messages above, and repeat to retry"
@@ -78,6 +86,8 @@ def report(names: tuple[str, ...], data: Path, out: Path) -> None:
     from benchmarks.experiments.runs import jobs
 
     for table in choose_tables(names):
+        if table.divisions:  # collected by `run`
+            continue
         results = collect(list(jobs([table], out)), data.resolve())
         if results["setups"]:
             click.echo(f"{save(table.name, results)}")

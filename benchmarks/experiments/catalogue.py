@@ -2,18 +2,22 @@
 
 A table trains the same variants on one or more setups (data, backbone and head), by `lookalike sweep`, or by
 `lookalike tune` if it has `trials`. Its claims name pairs of variants: first the one that should be better.
+
+A table with `divisions` repeats this for several divisions of the classes of some data sets: its `sets` name
+the images, whose lists are IMAGES-division-0.csv and so on, and the setups, which differ in the backbone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from retrieval.errors import InputError, did_you_mean
 from train.yaml_files import read_yaml
 
+UNTRAINED = ("features", "pca", "pca-whitened", "lda")  # baselines that are measured in every table of heads
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "experiments"
 RESULTS = FOLDER / "results"
@@ -63,6 +67,9 @@ class Table:
         probes: Whether both linear probes are measured, from clean and from noisy labels.
         geometry: Whether the distances of LoOp's points are measured.
         figure: Diagnostic whose course over training is drawn; `None` for a figure of Recall@1 only.
+        folds: Folds of the training classes that a search is measured on; 0 for one set of held-out classes.
+        divisions: Number of divisions of the classes; 0 for the one of the setup's own list.
+        sets: Data set of the divisions, as in the tables -> names of its setups.
     """
 
     name: str
@@ -80,6 +87,9 @@ class Table:
     probes: bool
     geometry: bool
     figure: str | None
+    folds: int = 0
+    divisions: int = 0
+    sets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def command(self) -> str:
@@ -130,7 +140,14 @@ def choose_tables(names: tuple[str, ...], folder: Path = FOLDER) -> list[Table]:
 
 
 def _table(name: str, values: Mapping[str, Any]) -> Table:
-    setups = {setup: changes or {} for setup, changes in values["setups"].items()}
+    sets = values.get("sets", {})
+    setups = {setup: changes or {} for setup, changes in values.get("setups", {}).items()}
+    setups |= {
+        setup: {"data": f"csv:{one['images']}-division-{{division}}.csv"}
+        for one in sets.values()
+        for setup in one["setups"]
+    }
+    known = [*values["variants"], *(UNTRAINED if sets else ())]
     claims = [
         Claim(
             source=one["source"],
@@ -146,8 +163,8 @@ def _table(name: str, values: Mapping[str, Any]) -> Table:
     ]
     for claim in claims:
         for variant in (claim.better, claim.than):
-            if variant not in values["variants"]:
-                raise InputError(f"{name}.yaml: {variant}: no such variant; {_known(variant, values)}")
+            if variant not in known:
+                raise InputError(f"{name}.yaml: {variant}: no such variant; {did_you_mean(variant, known)}")
     return Table(
         name=name,
         title=values["title"],
@@ -164,11 +181,10 @@ def _table(name: str, values: Mapping[str, Any]) -> Table:
         probes=values.get("probes", False),
         geometry=values.get("geometry", False),
         figure=values.get("figure"),
+        folds=values.get("folds", 0),
+        divisions=values.get("divisions", 0),
+        sets={title: tuple(one["setups"]) for title, one in sets.items()},
     )
-
-
-def _known(variant: str, values: Mapping[str, Any]) -> str:
-    return did_you_mean(variant, values["variants"])
 
 
 def merge(*sections: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Data sets of the experiments, from the archives that a reader has: images in folders, lists as CSV files.
 
 An archive is a zip file with one folder per class: Cars196 with the class number first in the folder name
-(001 to 196), the birds with one per species, CIFAR-100 as train/CLASS and test/CLASS, Omniglot as images_background/ALPHABET__CHARACTER and
-images_evaluation/ALPHABET__CHARACTER.
+(001 to 196), the birds, CIFAR-100 as train/CLASS and test/CLASS, Omniglot as
+images_background/ALPHABET__CHARACTER and images_evaluation/ALPHABET__CHARACTER.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def write_page() -> list[Path]:
     files: list[Path] = []
     for table in load_tables().values():
         results = load(table.name)
-        if results is not None and results["setups"]:
+        if results is not None and results["setups"] and not table.divisions:
             FIGURES.mkdir(parents=True, exist_ok=True)
             files += draw_table(table, setups, results, FIGURES)
     write_texts(PAGE.parent, {PAGE.name: make_page()})
@@ -71,7 +71,11 @@ def make_page(folder: Path = FOLDER, results_folder: Path = RESULTS) -> str:
     """Return the page as Markdown."""
     tables, setups = load_tables(folder), load_setups(folder)
     results = {name: found for name in tables if (found := load(name, results_folder)) is not None}
-    measured = [table for table in tables.values() if results.get(table.name, {}).get("setups")]
+    measured = [
+        table
+        for table in tables.values()
+        if results.get(table.name, {}).get("setups") and not table.divisions
+    ]
     verdicts = judge(measured, results)
     lines = [expand(_SUMMARY.read_text(), results, verdicts).rstrip(), ""]
     lines += ["## The claims of the papers", "", *_claims(measured, results, verdicts), ""]

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.experiments.catalogue import RESULTS
+from benchmarks.experiments.catalogue import RESULTS, UNTRAINED
 from benchmarks.experiments.geometry import arc_geometry
 from benchmarks.experiments.runs import Job
 from retrieval import metrics
@@ -31,7 +31,7 @@ from train.loop.run_folder import Run
 from train.settings import parse_config
 
 FORMAT = 1
-_UNTRAINED = {"features": OFF_THE_SHELF, "pca": "pca", "pca-whitened": "pca-whitened", "lda": "lda"}
+_KINDS = {"features": OFF_THE_SHELF}  # the other baselines have the same name there
 _METRICS = ("recall_at_1", "map_at_r", "nmi", "f1", "linear_probe")
 _LAST_RECORDS = 5  # of metrics.jsonl: the number after training
 _CURVE_POINTS = 20
@@ -49,15 +49,27 @@ def collect(jobs: Iterable[Job], data_folder: Path) -> dict[str, Any]:
     with chdir(data_folder):
         for job in jobs:
             if (job.sweep / "results.json").is_file():
-                setups[job.setup.name] = _setup(job)
+                setups[job.name] = _setup(job)
     return {"format": FORMAT, "setups": setups}
+
+
+def is_collected(job: Job, folder: Path = RESULTS) -> bool:
+    """Return whether the results of a table have those of a division, by the same settings."""
+    found = load(job.table.name, folder)
+    return found is not None and found["setups"].get(job.name, {}).get("settings") == job.digest
+
+
+def add(job: Job, data_folder: Path, folder: Path = RESULTS) -> Path:
+    """Add the results of a division to those of its table, or replace them; return the file."""
+    kept = load(job.table.name, folder) or {"setups": {}}
+    ours = collect([job], data_folder)
+    return save(job.table.name, ours | {"setups": kept["setups"] | ours["setups"]}, folder)
 
 
 def save(name: str, results: Mapping[str, Any], folder: Path = RESULTS) -> Path:
     """Write the results of a table; return the file."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(_rounded(results), indent=1)
-    write_texts(folder, {f"{name}.json": _short_lists(text) + "\n"})
+    write_texts(folder, {f"{name}.json": _text(_rounded(results)) + "\n"})
     return folder / f"{name}.json"
 
 
@@ -79,6 +91,7 @@ def _setup(job: Job) -> dict[str, Any]:
         if runs:
             variants[name] = _variant(job, dataset, name, runs) | chosen.get(name, {})
     return {
+        **({} if job.division is None else {"settings": job.digest}),
         "protocol": found["protocol"],
         "untrained": _untrained(job, dataset),
         "train": {"images": len(dataset.train), "classes": len({image.label for image in dataset.train})},
@@ -94,8 +107,8 @@ def _untrained(job: Job, dataset: DataSet) -> dict[str, dict[str, float]]:
         return {}
     labels = _probe_labels(dataset)
     found = {}
-    for name, kind in _UNTRAINED.items():
-        values = evaluate_reference(kind, config, dataset, linear_probe=labels)
+    for name in UNTRAINED:
+        values = evaluate_reference(_KINDS.get(name, name), config, dataset, linear_probe=labels)
         assert values is not None, "there are fewer images than dimensions"
         found[name] = {key: values[key] for key in _METRICS if key in values}
         if labels is not None:
@@ -207,6 +220,15 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _rounded(item) for key, item in value.items()}
     return [_rounded(item) for item in value] if isinstance(value, list) else value
+
+
+def _text(results: Mapping[str, Any]) -> str:
+    """Return JSON text with every list of numbers on one line, or every division, of which there are many."""
+    if not all("settings" in one for one in results["setups"].values()):
+        return _short_lists(json.dumps(results, indent=1))
+    lines = [f"  {json.dumps(name)}: {json.dumps(one)}" for name, one in results["setups"].items()]
+    text = json.dumps({**results, "setups": {}}, indent=1)
+    return text.replace('"setups": {}', '"setups": {\n' + ",\n".join(lines) + "\n }")
 
 
 def _short_lists(text: str) -> str:

@@ -56,7 +56,9 @@ METRICS = ("map_at_r", "recall_at_1")
     type=click.IntRange(min=2),
     help="Cross-validation over this many folds of the training classes; by default one set is held out.",
 )
-@click.option("--seeds", help="Final runs of each method: a number, by default 10 (0: none), or a list: 0,1,2.")
+@click.option(
+    "--seeds", help="Final runs of each method: a number, by default 10 (0: none), or a list: 0,1,2."
+)
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the search, by default 0.")
 @click.option("--baseline", help="Method to compare the others with; by default the first.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the search.")
