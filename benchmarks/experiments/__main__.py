@@ -59,17 +59,15 @@ def run_tables(names: tuple[str, ...], data: Path, out: Path, setups: tuple[str,
     A division of a table that has divisions is collected once it is finished, and skipped if the results of
     the table have it by the same settings, so that machines can take turns.
     """
-    from benchmarks.experiments.results import add, is_collected
+    from benchmarks.experiments.results import complete
     from benchmarks.experiments.runs import jobs, run
 
-    failed = []
-    for job in jobs(choose_tables(names), out):
-        if (setups and job.setup.name not in setups) or (job.division is not None and is_collected(job)):
-            continue
-        if run(job, data.resolve()):
-            failed.append(job.name)
-        elif job.division is not None:
-            click.echo(f"{add(job, data.resolve())}: {job.name}")
+    failed = [
+        job.name
+        for job in jobs(choose_tables(names), out)
+        if (not setups or job.setup.name in setups)
+        and (run if job.division is None else complete)(job, data.resolve())
+    ]
     if failed:
         raise click.ClickException(
             f"failed: {', '.join(failed)}; see the messages above, and repeat to retry"

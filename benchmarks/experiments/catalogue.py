@@ -112,6 +112,11 @@ class Setup:
     settings: Mapping[str, Any]
 
 
+def division_name(setup: str, division: int) -> str:
+    """Return the name of a setup in one division of its classes, in the results."""
+    return f"{setup}-division-{division}"
+
+
 def load_setups(folder: Path = FOLDER) -> dict[str, Setup]:
     """Read setups.yaml."""
     values = read_yaml(folder / _SETUPS, _SETUPS)

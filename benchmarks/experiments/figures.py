@@ -7,7 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.experiments.catalogue import Setup, Table
+from benchmarks.experiments import divisions
+from benchmarks.experiments.catalogue import UNTRAINED, Setup, Table
+from benchmarks.experiments.divisions import Stratified
 from benchmarks.experiments.verdicts import values_of
 from retrieval.metrics.statistics import summarize
 from retrieval.reports.figures import COLOURS, GREY, save_figure
@@ -41,6 +43,33 @@ def draw_table(
         draw = partial(_draw_curves, table, setups, curves)
         files += save_figure(draw, 0.6 + 4.6 * len(curves), 4.2, folder / f"{table.name}-curves.svg")
     return files
+
+
+def draw_divisions(table: Table, results: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write the figure of a table with divisions as SVG: all methods against the features."""
+    names = [name for name in (*UNTRAINED, *table.variants) if name != UNTRAINED[0]]
+    found = {name: divisions.compare(table, results, name, UNTRAINED[0], "recall_at_1") for name in names}
+    draw = partial(_draw_divisions, table, found)
+    size = (1.6 + 3.2 * len(table.sets), 1.6 + 0.27 * len(names))
+    return save_figure(draw, *size, folder / f"{table.name}.svg")
+
+
+def _draw_divisions(table: Table, found: Mapping[str, Stratified | None], figure: Figure) -> None:
+    panels = figure.subplots(1, len(table.sets), sharey=True, squeeze=False)[0]
+    for axes, title in zip(panels, table.sets, strict=True):
+        axes.axvline(0, color=GREY, ls=":", lw=1.2)
+        for place, one in enumerate(found.values()):
+            values = [100 * value for value in one.of_set.get(title, [])] if one is not None else []
+            if values:
+                axes.plot(values, [place] * len(values), "o", color=COLOURS[0], ms=3.5, alpha=0.5, mew=0)
+                axes.plot(summarize(values).mean, place, "D", color=COLOURS[1], ms=4.5)
+        axes.set_title(title, fontsize=10)
+        axes.grid(axis="x", alpha=0.3)
+    panels[0].set_yticks(range(len(found)), list(found))
+    panels[0].set_ylim(len(found) - 0.5, -0.5)
+    figure.supxlabel(
+        "Recall@1 minus that of the features (points)\nDots: divisions; diamond: mean", fontsize=10
+    )
 
 
 def main_metric(table: Table) -> str:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from benchmarks.experiments import divisions
 from benchmarks.experiments.catalogue import (
     FOLDER,
     RESULTS,
     ROOT,
+    UNTRAINED,
     Setup,
     Table,
     load_setups,
     load_tables,
     merge,
 )
-from benchmarks.experiments.figures import draw_table, main_metric
+from benchmarks.experiments.divisions import DivisionVerdict, Stratified
+from benchmarks.experiments.figures import draw_divisions, draw_table, main_metric
 from benchmarks.experiments.results import load
 from benchmarks.experiments.verdicts import UNDECIDED, Verdict, compare, judge, values_of
 from retrieval.errors import InputError
@@ -60,9 +64,13 @@ def write_page() -> list[Path]:
     files: list[Path] = []
     for table in load_tables().values():
         results = load(table.name)
-        if results is not None and results["setups"] and not table.divisions:
-            FIGURES.mkdir(parents=True, exist_ok=True)
+        if results is None or not results["setups"]:
+            continue
+        FIGURES.mkdir(parents=True, exist_ok=True)
+        if not table.divisions:
             files += draw_table(table, setups, results, FIGURES)
+        elif any(divisions.measured(table, results).values()):
+            files += draw_divisions(table, results, FIGURES)
     write_texts(PAGE.parent, {PAGE.name: make_page()})
     return [*files, PAGE]
 
@@ -71,13 +79,12 @@ def make_page(folder: Path = FOLDER, results_folder: Path = RESULTS) -> str:
     """Return the page as Markdown."""
     tables, setups = load_tables(folder), load_setups(folder)
     results = {name: found for name in tables if (found := load(name, results_folder)) is not None}
+    divided = {name: table for name, table in tables.items() if table.divisions}
     measured = [
-        table
-        for table in tables.values()
-        if results.get(table.name, {}).get("setups") and not table.divisions
+        table for name, table in tables.items() if results.get(name, {}).get("setups") and name not in divided
     ]
     verdicts = judge(measured, results)
-    lines = [expand(_SUMMARY.read_text(), results, verdicts).rstrip(), ""]
+    lines = [expand(_SUMMARY.read_text(), results, verdicts, divided).rstrip(), ""]
     lines += ["## The claims of the papers", "", *_claims(measured, results, verdicts), ""]
     for table in measured:
         lines += _section(table, setups, results[table.name], verdicts[table.name])
@@ -88,14 +95,18 @@ def make_page(folder: Path = FOLDER, results_folder: Path = RESULTS) -> str:
 
 
 def expand(
-    text: str, results: Mapping[str, Any], verdicts: Mapping[str, Sequence[Verdict]] | None = None
+    text: str,
+    results: Mapping[str, Any],
+    verdicts: Mapping[str, Sequence[Verdict]] | None = None,
+    divided: Mapping[str, Table] | None = None,
 ) -> str:
     """Return text with numbers in place of expressions.
 
     {{mean TABLE SETUP VARIANT METRIC}}: mean over the seeds. {{gain TABLE SETUP OURS THEIRS METRIC}}: paired
     difference with its 95% interval. {{untrained TABLE SETUP BASELINE METRIC}}: value of a baseline without
     training. {{verdict TABLE SETUP OURS THEIRS}}: word of the verdict on a claim. METRIC may be left out:
-    Recall@1.
+    Recall@1. Of a table with divisions, {{often TABLE OURS>THEIRS ...}}: on how many divisions ours is
+    better, with the difference, by both metrics; {{section TABLE}}: its section.
 
     Raises:
         InputError: An expression that does not exist or has no result.
@@ -104,10 +115,12 @@ def expand(
     def value(found: re.Match[str]) -> str:
         kind, table, *rest = found[1].split()
         try:
+            if divided is not None and kind in _DIVIDED:
+                return _DIVIDED[kind](divided[table], results.get(table, {"setups": {}}), *rest)
             if kind == "verdict" and verdicts is not None:
                 return _word_of(verdicts[table], *rest)
             return _expression(kind, results[table], rest)
-        except (KeyError, IndexError, ValueError) as error:
+        except (KeyError, IndexError, TypeError, ValueError) as error:
             raise InputError(f"summary.md: {found[0]}: no such result; correct it") from error
 
     return _EXPRESSION.sub(value, text)
@@ -144,11 +157,103 @@ def _signed(value: float, metric: str) -> str:
     return f"{value:+.2f}" if metric in _PLAIN else f"{100 * value:+.1f}"
 
 
-def _interval(one: Paired, metric: str) -> str:
+def _interval(one: Paired | Stratified, metric: str) -> str:
     text = _signed(one.difference, metric)
     if one.low is None or one.high is None:
         return text
     return f"{text} [{_signed(one.low, metric)}, {_signed(one.high, metric)}]"
+
+
+# ---- divisions of the classes
+
+
+def _often(table: Table, results: Mapping[str, Any], *pairs: str) -> str:
+    """Return on how many divisions and by how much a method is better than another, for pairs OURS>THEIRS."""
+    texts = []
+    for ours, theirs in (pair.split(">") for pair in pairs):
+        if not {ours, theirs} <= {*table.variants, *UNTRAINED}:
+            raise ValueError
+        recall, precision = (
+            divisions.compare(table, results, ours, theirs, metric) for metric in divisions.METRICS
+        )
+        if recall is not None and precision is not None:
+            count = f"{ours} > {theirs} on {recall.wins} of {len(recall.units)}"
+            other = f"(MAP@R on {precision.wins}, {_interval(precision, 'map_at_r')})"
+            texts.append(f"{count}, {_interval(recall, 'recall_at_1')} {other}")
+    return "; ".join(texts or ["not measured yet"]) + "."
+
+
+def _divisions(table: Table, results: Mapping[str, Any]) -> str:
+    """Return the section of a table with divisions, which says what of it is measured."""
+    return "\n".join(_division_lines(table, results))
+
+
+def _division_lines(table: Table, results: Mapping[str, Any]) -> Iterator[str]:
+    yield from (f"## {table.title}", "", table.text.rstrip(), "", _coverage(table, results), "")
+    verdicts = divisions.judge(table, results)
+    if verdicts:
+        yield from (*_division_claims(table, verdicts), "", *_division_methods(table, results), "")
+        yield from (f"![Recall@1 against the features](experiments/figures/{table.name}.svg)", "")
+    yield from ("```sh", table.command, "```")
+
+
+def _coverage(table: Table, results: Mapping[str, Any]) -> str:
+    found = divisions.measured(table, results)
+    count, every = sum(map(len, found.values())), table.divisions * len(table.sets)
+    if count == every:
+        return f"All {every} divisions are measured."
+    parts = ", ".join(f"{title} {len(numbers)} of {table.divisions}" for title, numbers in found.items())
+    return f"**Not finished: {count} of {every} divisions are measured** ({parts}); the numbers will change."
+
+
+_DIVIDED: Mapping[str, Callable[..., str]] = {"often": _often, "section": _divisions}
+
+
+def _division_claims(table: Table, verdicts: Sequence[DivisionVerdict]) -> Iterator[str]:
+    """Yield the table of verdicts: for each claim a line for each metric."""
+    head = ["claim", "methods", "metric", "difference [95%]", "better on", "p (Holm)", "here", *table.sets]
+    yield f"| {' | '.join(head)} |"
+    yield f"|---|---|---|---:|---:|---:|---|{'---:|' * len(table.sets)}"
+    for one in verdicts:
+        claim, found = one.claim, one.found
+        word = one.word if one.word == UNDECIDED else f"**{one.word}**"
+        cells = [f"{claim.says} ({claim.source})", f"{claim.better} > {claim.than}", _NAMES[one.metric]]
+        cells += [_interval(found, one.metric), f"{found.wins} of {len(found.units)}"]
+        cells += ["-" if found.p is None else _p(found.p), word]
+        for title in table.sets:
+            values = found.of_set.get(title)
+            cells.append(_signed(sum(values) / len(values), one.metric) if values else "-")
+        yield f"| {' | '.join(cells)} |"
+
+
+def _division_methods(table: Table, results: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the table of methods: means in each set, and on how many divisions a method is the best."""
+    names = [*UNTRAINED, *table.variants]
+    levels = {
+        (name, metric): divisions.level(table, results, name, metric)
+        for name in names
+        for metric in divisions.METRICS
+    }
+    best = divisions.best(table, results, names, divisions.METRICS[0])
+    head = [f"{title}, {_NAMES[metric]}" for title in table.sets for metric in divisions.METRICS]
+    yield f"| method | {' | '.join(head)} | best on | lr, median and range |"
+    yield f"|---|{'---:|' * (len(head) + 2)}"
+    for name in names:
+        cells = [_PROJECTIONS.get(name, name)]
+        for title in table.sets:
+            for metric in divisions.METRICS:
+                values = levels[name, metric].get(title)
+                cells.append(_number(summarize(values).mean, metric) if values else "-")
+        yield f"| {' | '.join([*cells, str(best[name]), _rates(results, name)])} |"
+
+
+def _rates(results: Mapping[str, Any], name: str) -> str:
+    """Return the learning rates that were chosen for a variant."""
+    chosen = [
+        one["variants"][name]["chosen"] for one in results["setups"].values() if name in one["variants"]
+    ]
+    rates = sorted(one["optimizer.lr"] for one in chosen if "optimizer.lr" in one)
+    return f"{median(rates):.0e} ({rates[0]:.0e} to {rates[-1]:.0e})" if rates else ""
 
 
 # ---- sections

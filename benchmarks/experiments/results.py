@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.experiments.catalogue import RESULTS, UNTRAINED
 from benchmarks.experiments.geometry import arc_geometry
-from benchmarks.experiments.runs import Job
+from benchmarks.experiments.runs import Job, run
 from retrieval import metrics
 from retrieval.errors import InputError
 from retrieval.files import write_texts
@@ -59,11 +59,16 @@ def is_collected(job: Job, folder: Path = RESULTS) -> bool:
     return found is not None and found["setups"].get(job.name, {}).get("settings") == job.digest
 
 
-def add(job: Job, data_folder: Path, folder: Path = RESULTS) -> Path:
-    """Add the results of a division to those of its table, or replace them; return the file."""
-    kept = load(job.table.name, folder) or {"setups": {}}
-    ours = collect([job], data_folder)
-    return save(job.table.name, ours | {"setups": kept["setups"] | ours["setups"]}, folder)
+def complete(job: Job, data_folder: Path, folder: Path = RESULTS) -> int:
+    """Run a division and add it to the results of its table, unless they have it; return the exit status."""
+    if is_collected(job, folder):
+        return 0
+    status = run(job, data_folder)
+    if status == 0:
+        ours = collect([job], data_folder)
+        kept = load(job.table.name, folder) or {"setups": {}}
+        save(job.table.name, ours | {"setups": kept["setups"] | ours["setups"]}, folder)
+    return status
 
 
 def save(name: str, results: Mapping[str, Any], folder: Path = RESULTS) -> Path:
@@ -87,7 +92,7 @@ def _setup(job: Job) -> dict[str, Any]:
     variants = {}
     for row in found["variants"]:
         name = row["name"]
-        runs = [run for run in found["runs"] if run["variant"] == name and run["status"] == "done"]
+        runs = [one for one in found["runs"] if one["variant"] == name and one["status"] == "done"]
         if runs:
             variants[name] = _variant(job, dataset, name, runs) | chosen.get(name, {})
     return {

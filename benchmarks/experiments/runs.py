@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.experiments.catalogue import Setup, Table, load_setups, merge
+from benchmarks.experiments.catalogue import Setup, Table, division_name, load_setups, merge
 from retrieval.files import atomic_write
 from train.experiments.search_space import fill_spaces
 
@@ -38,7 +38,7 @@ class Job:
     @property
     def name(self) -> str:
         """Name of the job in the results of its table."""
-        return self.setup.name if self.division is None else f"{self.setup.name}-division-{self.division}"
+        return self.setup.name if self.division is None else division_name(self.setup.name, self.division)
 
     @property
     def folder(self) -> Path:

@@ -1,9 +1,9 @@
 """Verdicts on the claims of the papers, by a rule that is fixed before the results are known.
 
 The runs of two variants share their seeds, so their differences are paired. The p-values of all claims of all
-tables are corrected together (Holm). Confirmed: corrected p below 0.05, and the sign is that of the claim.
-Refuted: below 0.05, and the other sign. Undecided: otherwise. A verdict on Recall@1 is contradicted if the
-difference in MAP@R has the other sign.
+tables without divisions are corrected together (Holm). Confirmed: corrected p below 0.05, with the sign of
+the claim. Refuted: below 0.05, and the other sign. Undecided: otherwise. A verdict on Recall@1 is
+contradicted if the difference in MAP@R has the other sign.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def judge(tables: Sequence[Table], results: Mapping[str, Any]) -> dict[str, list
     verdicts: dict[str, list[Verdict]] = {table.name: [] for table in tables}
     for (name, claim, setup, one), p in zip(found, corrected, strict=True):
         precision = compare(results[name], setup, claim.better, claim.than, "map_at_r")
-        verdicts[name].append(Verdict(claim, setup, one, p, _word(claim, one, p), precision))
+        verdicts[name].append(
+            Verdict(claim, setup, one, p, word_of(p, one.difference, lower=claim.lower), precision)
+        )
     return verdicts
 
 
@@ -85,7 +87,8 @@ def _by_seed(variant: Mapping[str, Any], metric: str) -> dict[int, float]:
     return dict(zip(variant["seeds"], values, strict=True)) if values else {}
 
 
-def _word(claim: Claim, one: Paired, p: float) -> str:
+def word_of(p: float, difference: float, *, lower: bool) -> str:
+    """Return the word for a corrected p and a difference that should be positive, or negative if `lower`."""
     if p >= LEVEL:
         return UNDECIDED
-    return CONFIRMED if (one.difference > 0) != claim.lower else REFUTED
+    return CONFIRMED if (difference > 0) != lower else REFUTED
