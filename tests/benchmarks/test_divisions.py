@@ -17,6 +17,7 @@ from scipy import stats
 from benchmarks.experiments import divisions
 from benchmarks.experiments.catalogue import UNTRAINED, Claim, Setup, Table, load_setups, load_tables
 from benchmarks.experiments.data import DIVISIONS, LISTS, division
+from benchmarks.experiments.figures import draw_divisions
 from benchmarks.experiments.page import _SUMMARY, expand
 from benchmarks.experiments.results import complete, is_collected, load
 from benchmarks.experiments.runs import Job, jobs
@@ -218,6 +219,19 @@ def test_the_page_says_what_is_measured_and_how_often_it_is_so() -> None:
     assert "Not finished: 0 of 6" in none
     with pytest.raises(InputError, match="no such result"):
         expand("{{often t a>c}}", {"t": results}, {}, {"t": one})
+
+
+def test_the_figure_has_a_panel_for_each_set_and_a_row_for_each_method(tmp_path: Path) -> None:
+    results = measured(lambda setup, number: {"a": (0.6 + 0.1 * number,), "b": (0.55,)})
+    del results["setups"]["birds-division-1"]
+    (file,) = draw_divisions(table(), results, tmp_path)
+    drawn = file.read_text()
+    assert all(f"<!-- {words} -->" in drawn for words in (*SETS, "a", "b", *UNTRAINED[1:]))
+    dots = drawn.count("<use ")
+    del results["setups"]["birds-division-0"]
+    assert draw_divisions(table(), results, tmp_path)[0].read_text().count("<use ") == dots - 5, (
+        "one a method"
+    )
 
 
 def test_who_wins_when_names_claims_that_were_written_down() -> None:
