@@ -51,7 +51,9 @@ from serve.core.shared_pictures import SharedPictures
 from serve.core.workers import Limits, Workers
 from serve.http.forwarding import Forwarder, listening
 from serve.http.head import HeadMiddleware
+from serve.http.old_paths import OldPathsMiddleware
 from serve.http.problem import refusal
+from serve.http.representations import CompressionMiddleware, EntityTagMiddleware
 from serve.http.request_metrics import RequestMetricsMiddleware
 from serve.page.gradio_import import import_gradio, one_parser
 
@@ -121,6 +123,8 @@ def create_app(
     if own:  # without a lifespan
         weakref.finalize(app, shutil.rmtree, own, ignore_errors=True)
     set_context(app, context(services[0]))
+    app.add_middleware(EntityTagMiddleware)
+    app.add_middleware(CompressionMiddleware)
     app.add_middleware(HeadMiddleware)
     app.add_middleware(RequestMetricsMiddleware, telemetry)
     for service in services:
@@ -162,6 +166,7 @@ def _create_api(context: Context, *, is_root: bool = False) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,
     )
     set_context(api, replace(context, is_root=is_root))
+    api.add_middleware(OldPathsMiddleware)
     if is_root:
         api.include_router(routes.galleries_router)
     api.include_router(routes.router)

@@ -367,12 +367,12 @@ class Client:
         """Return an image of the gallery by its id or key; raise an `ApiError` if there is none."""
         read = Image.model_validate_json
         if isinstance(id, str):
-            return self._request_json(read, "GET", "/images/by-key", params={"key": id})
-        return self._request_json(read, "GET", f"/images/{id}")
+            return self._request_json(read, "GET", "/items/by-key", params={"key": id})
+        return self._request_json(read, "GET", f"/items/{id}")
 
     def thumbnail(self, id: int) -> bytes:
         """Return the thumbnail of an image: WebP, or SVG if its file is missing."""
-        answer = self._send("GET", f"/images/{id}/thumbnail")
+        answer = self._send("GET", f"/items/{id}/thumbnail")
         if not answer.headers.get("Content-Type", "").startswith("image/"):
             raise _foreign_error(answer)
         return answer.content
@@ -399,7 +399,7 @@ class Client:
         files = [base64.b64encode(_bytes(source)).decode() for source in sources]
         body = _without_none({"images": files, "names": names, "label": label, "metadata": metadata})
         try:
-            return self._request_json(_additions, "POST", "/images", json=body)
+            return self._request_json(_additions, "POST", "/items", json=body)
         except ApiError as error:
             if len(sources) == 1 and error.code == "unusable-image":
                 return [error]
@@ -515,7 +515,7 @@ class Client:
 
     def remove(self, id: int) -> None:
         """Remove an image from the gallery; raise an `ApiError` if there is none or the server refuses."""
-        self._no_content("DELETE", f"/images/{id}")
+        self._no_content("DELETE", f"/items/{id}")
 
     def gallery(self) -> Gallery:
         """Return the description of the gallery."""

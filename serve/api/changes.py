@@ -1,4 +1,4 @@
-"""API routes that add and remove images, if the server allows it."""
+"""API routes of items that add and remove them, if the server allows it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from retrieval.errors import ImageError, InputError
 from serve.api.bodies import BYTES, FORM, JSON, read_body
 from serve.api.context import RequestWorkers, Service
 from serve.api.exception_handlers import BODY, LOAD, documented, validate
+from serve.api.items import ItemId
 from serve.api.openapi import accepts
-from serve.api.routes import ItemId, image_fields, problem_details
+from serve.api.routes import image_fields, problem_details
 from serve.core import changes
 from serve.core.errors import (
     ChangesNotAllowedError,
@@ -30,7 +31,7 @@ router = APIRouter()
 
 
 @router.post(
-    "/images",
+    "/items",
     summary="Add images to the gallery.",
     status_code=201,
     responses={
@@ -40,7 +41,7 @@ router = APIRouter()
     },
     openapi_extra=accepts(AddRequest, image="images", files="images", texts=("label", "metadata")),
 )
-async def add_images(
+async def add_items(
     request: Request, parameters: Annotated[AddParameters, Query()], service: Service, workers: RequestWorkers
 ) -> Response:
     """Send the bytes of an image, a form with a file `images` for each, or JSON; in a form, `metadata` is
@@ -70,15 +71,15 @@ async def add_images(
 
 
 @router.delete(
-    "/images/{number:int}",
+    "/items/{id:int}",
     summary="Remove an image from the gallery.",
     status_code=204,
     responses=documented(UnknownItemError, InputError, *_CHANGE_ERRORS),
 )
-async def remove_image(number: ItemId, service: Service, workers: RequestWorkers) -> Response:
+async def remove_item(id: ItemId, service: Service, workers: RequestWorkers) -> Response:
     """Its file is deleted if the gallery stores it, after an addition; other files stay."""
     changes.check_allowed(service)
-    await workers.run(lambda: changes.remove(service, [number]))
+    await workers.run(lambda: changes.remove(service, [id]))
     return Response(status_code=204)
 
 

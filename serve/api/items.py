@@ -1,10 +1,14 @@
-"""API routes that list and count images, and, if the server allows it, describe and remove them."""
+"""API routes of items: list, count and read them, and, if the server allows it, describe and remove them.
+
+An item is an image of the gallery.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import asyncio
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,10 +18,10 @@ from retrieval.galleries.searchable import SearchableGallery
 from retrieval.storage.facets import Facet, Facets
 from retrieval.storage.listing import Order, Place
 from serve.api.bodies import JSON, read_body
-from serve.api.context import RequestWorkers, Service
-from serve.api.exception_handlers import BODY, LOAD, documented, validate
+from serve.api.context import RequestWorkers, Service, ThumbnailWorkers
+from serve.api.exception_handlers import BODY, COMMON, LOAD, documented, validate
 from serve.api.openapi import accepts
-from serve.api.routes import ItemId, image_fields
+from serve.api.routes import image_fields
 from serve.core import changes
 from serve.core.cursors import Listing
 from serve.core.errors import (
@@ -28,6 +32,10 @@ from serve.core.errors import (
     UnwritableError,
 )
 from serve.core.examples import examples
+from serve.core.service import GallerySummary, SearchService
+from serve.core.thumbnails import MISSING, Thumbnail
+from serve.http.representations import etag_of
+from serve.wire.fields import Key
 from serve.wire.images import Image
 from serve.wire.items import (
     MAX_FACETS,
@@ -48,6 +56,28 @@ from serve.wire.items import (
 )
 
 _CHANGE_ERRORS = (ForbiddenError, ChangesNotAllowedError, UnwritableError, *LOAD)
+_NO_STORE = {"Cache-Control": "no-store"}
+_REVALIDATED = "private, no-cache"  # the file of an id may change
+_IMMUTABLE = "private, max-age=31536000, immutable"  # also of an id of another gallery
+_PICTURE: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {"image/webp": {}, "image/svg+xml": {}},
+        "description": "A grey tile if the file is missing, or is not the one that was indexed.",
+    },
+    304: {"description": "The picture of the request's If-None-Match is the present one."},
+    **documented(UnknownItemError, InputError, *LOAD),
+}
+ItemId = Annotated[int, Path(description="The id of an image.", ge=0)]
+Version = Annotated[
+    str | None,
+    Query(
+        alias="v",
+        max_length=100,
+        description="Version of the gallery, as in the addresses of thumbnails: if it is the present one, "
+        "the answer may be kept for a year.",
+    ),
+]
+
 router = APIRouter()
 
 
@@ -79,6 +109,62 @@ async def list_items(
         return Response(ItemsAnswer(items=shown, next_cursor=cursor).model_dump_json(), media_type=JSON)
 
     return await workers.run(work, request.receive)
+
+
+@router.get(
+    "/items/by-key",
+    summary="An image of the gallery by its key.",
+    response_model=Image,
+    responses=documented(UnknownItemError, InputError, *COMMON),
+)
+async def item_by_key(
+    key: Annotated[Key, Query(description="The key of an image.", examples=["red/1.png"])],
+    service: Service,
+) -> Response:
+    """The same image as by its id."""
+    return await asyncio.to_thread(_item, service, key)
+
+
+@router.get(
+    "/items/{id:int}",
+    summary="An image of the gallery by its id.",
+    response_model=Image,
+    responses=documented(UnknownItemError, InputError, *COMMON),
+)
+async def item(id: ItemId, service: Service) -> Response:
+    """Key, label and metadata of the image."""
+    return await asyncio.to_thread(_item, service, id)
+
+
+@router.get(
+    "/items/{id:int}/thumbnail",
+    summary="The thumbnail of an image of the gallery.",
+    response_class=Response,
+    responses=_PICTURE,
+)
+async def thumbnail(
+    request: Request, id: ItemId, service: Service, workers: ThumbnailWorkers, version: Version = None
+) -> Response:
+    """At most 512 pixels a side, re-encoded without metadata."""
+    found, current = await asyncio.to_thread(lambda: (service.cached_thumbnail(id), service.version))
+    if found is None:
+        found = await workers.run(lambda: service.thumbnail(id), request.receive)
+    return _picture(found, version == current)
+
+
+@router.get(
+    "/items/{id:int}/picture",
+    summary="An image of the gallery in large.",
+    response_class=Response,
+    responses=_PICTURE,
+)
+async def picture(
+    request: Request, id: ItemId, service: Service, workers: RequestWorkers, version: Version = None
+) -> Response:
+    """At most 2,048 pixels a side, re-encoded without metadata."""
+    return _picture(
+        await workers.run(lambda: service.picture(id), request.receive), version == service.version
+    )
 
 
 @router.get(
@@ -139,14 +225,14 @@ async def facets(
 
 
 @router.patch(
-    "/items/{number:int}",
+    "/items/{id:int}",
     summary="Change the label or the metadata of an image.",
     response_model=Image,
     responses=documented(*BODY, UnknownItemError, *_CHANGE_ERRORS),
     response_description="The image as it is now.",
     openapi_extra=accepts(UpdateRequest),
 )
-async def update_item(number: ItemId, request: Request, service: Service, workers: RequestWorkers) -> Image:
+async def update_item(id: ItemId, request: Request, service: Service, workers: RequestWorkers) -> Image:
     """What is not named stays. A new column is added; all values of a column are text, or all are numbers."""
     changes.check_allowed(service)
     body = await read_body(request, JSON)
@@ -154,7 +240,7 @@ async def update_item(number: ItemId, request: Request, service: Service, worker
     def work() -> Image:
         query = validate(UpdateRequest, body.values())
         label = query.label if "label" in query.model_fields_set else changes.UNCHANGED
-        item = changes.update(service, number, label, query.metadata)
+        item = changes.update(service, id, label, query.metadata)
         return Image(**image_fields(item, service.summary()))
 
     return await workers.run(work)
@@ -189,6 +275,23 @@ async def remove_items(request: Request, service: Service, workers: RequestWorke
         )
 
     return await workers.run(work)
+
+
+def _item(service: SearchService, name: int | str) -> Response:
+    return _answer(service.item(name), service.summary())
+
+
+def _answer(item: Item, summary: GallerySummary) -> Response:
+    """Return an item with its entity tag, which changes with its facts."""
+    body = Image(**image_fields(item, summary)).model_dump_json().encode()
+    return Response(body, headers={"ETag": etag_of(body), "Cache-Control": _REVALIDATED}, media_type=JSON)
+
+
+def _picture(found: Thumbnail, is_version: bool) -> Response:
+    if found is MISSING:  # the file may come back
+        return Response(found.data, media_type=found.media_type, headers=_NO_STORE)
+    headers = {"Cache-Control": _IMMUTABLE if is_version else _REVALIDATED, "ETag": found.etag}
+    return Response(found.data, media_type=found.media_type, headers=headers)
 
 
 def _facet(facet: Facet) -> ColumnFacet:

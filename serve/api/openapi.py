@@ -10,6 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from serve.http.old_paths import old_path
 from serve.wire import decisions, embeddings, images, items, job_requests, jobs, queries
 from serve.wire.problems import ProblemDetails
 
@@ -96,9 +97,23 @@ def complete_description(app: FastAPI, operations: APIRouter) -> None:
                 at_root["components"]["schemas"] | definitions["$defs"]
             )
             components["securitySchemes"] = _SECURITY
-            description["paths"].update(at_root["paths"])
+            paths = description["paths"]
+            paths |= {old: _old(methods) for path, methods in paths.items() if (old := old_path(path))}
+            paths |= at_root["paths"]
             description["security"] = [{}, *({name: []} for name in _SECURITY)]
         assert app.openapi_schema is not None
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _old(methods: dict[str, Any]) -> dict[str, Any]:
+    """Return the description of a path's operations at its old path, where items are named images."""
+    return {
+        method: {**found, "deprecated": True, "operationId": _old_name(found["operationId"])}
+        for method, found in methods.items()
+    }
+
+
+def _old_name(name: str) -> str:
+    return name.replace("item", "image") if "item" in name else f"image_{name}"

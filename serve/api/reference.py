@@ -41,6 +41,7 @@ class _Operation:
         example: JSON body of an example, quoted for a shell, if it has one.
         answers: Answers that are not problems, in the document's order.
         problems: Status -> codes of problems.
+        deprecated: Whether it is an old name.
     """
 
     name: str
@@ -53,6 +54,7 @@ class _Operation:
     example: str | None
     answers: list[_Answer]
     problems: Mapping[str, list[str]]
+    deprecated: bool
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ def _operations(document: Mapping[str, Any], root: str) -> Iterator[_Operation]:
                     for status, answer in sorted(found["responses"].items())
                     if MEDIA_TYPE in _content(answer)
                 },
+                deprecated=found.get("deprecated", False),
             )
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Query
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -18,7 +18,7 @@ from retrieval.galleries.items import Hit, Hits, Item
 from retrieval.search.options import SearchOptions
 from serve.addresses import api_of
 from serve.api.bodies import BYTES, FORM, JSON, Body, read_body
-from serve.api.context import AllServices, RequestWorkers, SearchedTogether, Service, ThumbnailWorkers
+from serve.api.context import AllServices, RequestWorkers, SearchedTogether, Service
 from serve.api.exception_handlers import BODY, COMMON, CONTENT, LOAD, documented, validate
 from serve.api.openapi import accepts
 from serve.core.errors import (
@@ -35,12 +35,9 @@ from serve.core.errors import (
 from serve.core.queries import AnyQuery, ComposedQuery
 from serve.core.service import GallerySummary, SearchService
 from serve.core.telemetry import MEDIA_TYPE, Telemetry
-from serve.core.thumbnails import MISSING, Thumbnail
 from serve.core.together import find_in
 from serve.http.problem import instance_of, problem_document
 from serve.wire import hits as answers
-from serve.wire import images
-from serve.wire.fields import Key
 from serve.wire.galleries import GalleriesAnswer, GalleryAnswer, HealthAnswer, ReadyAnswer, ServedGallery
 from serve.wire.problems import ProblemDetails
 from serve.wire.queries import (
@@ -56,16 +53,6 @@ from serve.wire.queries import (
 _NO_STORE = {"Cache-Control": "no-store"}
 _AT_ROOT = {"servers": [{"url": "/"}]}  # in the OpenAPI description of /v1
 _OPERATOR_ERRORS = (SignInError, RateLimitError, SignInRateLimitError, LookalikeError)
-_PICTURE: dict[int | str, dict[str, Any]] = {
-    200: {
-        "content": {"image/webp": {}, "image/svg+xml": {}},
-        "description": "A grey tile if the file is missing, or is not the one that was indexed.",
-    },
-    304: {"description": "The picture of the request's If-None-Match is the present one."},
-    **documented(UnknownItemError, InputError, *LOAD),
-}
-ItemId = Annotated[int, Path(description="The id of an image.", ge=0)]
-
 # Routes of each gallery, of the server as a whole, and at its root.
 router = APIRouter()
 galleries_router = APIRouter()
@@ -118,6 +105,7 @@ async def search(
 @router.post(
     "/search/by-id",
     summary="Find the images most similar to one of the gallery.",
+    deprecated=True,
     responses={
         200: {
             "model": answers.SearchAnswer,
@@ -133,7 +121,7 @@ async def search_by_id(
     service: Service,
     workers: RequestWorkers,
 ) -> Response:
-    """The same as /v1/search with an `id`, and optionally a region."""
+    """An old name: /v1/search takes an `id`, too."""
     body = await read_body(request, JSON)
 
     def work() -> Response:
@@ -217,58 +205,6 @@ async def gallery(service: Service) -> GalleryAnswer:
     """Size, columns, model and index of the gallery."""
     found = await asyncio.to_thread(service.describe)
     return GalleryAnswer(**(vars(found) | vars(found.summary)))
-
-
-@router.get(
-    "/images/by-key",
-    summary="An image of the gallery by its key.",
-    response_model=images.Image,
-    responses=documented(UnknownItemError, InputError, *COMMON),
-)
-async def image_by_key(
-    key: Annotated[Key, Query(description="The key of an image.", examples=["red/1.png"])],
-    service: Service,
-) -> images.Image:
-    """The same image as by its id."""
-    return await asyncio.to_thread(_image, service, key)
-
-
-@router.get(
-    "/images/{number:int}",
-    summary="An image of the gallery by its id.",
-    response_model=images.Image,
-    responses=documented(UnknownItemError, InputError, *COMMON),
-)
-async def image(number: ItemId, service: Service) -> images.Image:
-    """Key, label and metadata of the image."""
-    return await asyncio.to_thread(_image, service, number)
-
-
-@router.get(
-    "/images/{number:int}/thumbnail",
-    summary="The thumbnail of an image of the gallery.",
-    response_class=Response,
-    responses=_PICTURE,
-)
-async def thumbnail(
-    request: Request, number: ItemId, service: Service, workers: ThumbnailWorkers
-) -> Response:
-    """At most 512 pixels a side, re-encoded without metadata."""
-    found = await asyncio.to_thread(service.cached_thumbnail, number)
-    if found is None:
-        found = await workers.run(lambda: service.thumbnail(number), request.receive)
-    return _picture(found, request)
-
-
-@router.get(
-    "/images/{number:int}/picture",
-    summary="An image of the gallery in large.",
-    response_class=Response,
-    responses=_PICTURE,
-)
-async def picture(request: Request, number: ItemId, service: Service, workers: RequestWorkers) -> Response:
-    """At most 2,048 pixels a side, re-encoded without metadata."""
-    return _picture(await workers.run(lambda: service.picture(number), request.receive), request)
 
 
 # ---- the server as a whole
@@ -426,19 +362,6 @@ async def _fetch_images(query: SearchRequest, service: SearchService) -> SearchR
 def _merge(options: SearchFields, body: Body, image_field: str | None = None) -> dict[str, Any]:
     """Return the values of query string and body; those of the body take precedence."""
     return {**options.model_dump(exclude_unset=True), **body.values(image_field)}
-
-
-def _picture(found: Thumbnail, request: Request) -> Response:
-    if found is MISSING:  # the file may come back
-        return Response(found.data, media_type=found.media_type, headers=_NO_STORE)
-    headers = {"Cache-Control": "private, no-cache", "ETag": found.etag}  # the file of an id may change
-    if request.headers.get("if-none-match") == found.etag:
-        return Response(status_code=304, headers=headers)
-    return Response(found.data, media_type=found.media_type, headers=headers)
-
-
-def _image(service: SearchService, name: int | str) -> images.Image:
-    return images.Image(**image_fields(service.item(name), service.summary()))
 
 
 def _hit(hit: Hit, summary: GallerySummary, gallery: str | None = None) -> answers.Hit:

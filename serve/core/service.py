@@ -91,7 +91,7 @@ class GallerySummary:
 
     def thumbnail(self, item: int) -> str:
         """Return the URL of an item's thumbnail, which is another one after the gallery was rebuilt."""
-        return f"{self.address}/images/{item}/thumbnail?v={self.uuid[:_VERSION_DIGITS]}"
+        return f"{self.address}/items/{item}/thumbnail?v={self.uuid[:_VERSION_DIGITS]}"
 
 
 @dataclass(frozen=True)
@@ -212,6 +212,11 @@ class SearchService:
             UnavailableError: The gallery cannot be read.
         """
         return self._live.state().gallery
+
+    @property
+    def version(self) -> str:
+        """What changes in the addresses of thumbnails when the gallery is rebuilt."""
+        return self.gallery.manifest.uuid[:_VERSION_DIGITS]
 
     @property
     def batching(self) -> bool:

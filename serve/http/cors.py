@@ -36,8 +36,8 @@ class ApiCORSMiddleware(CORSMiddleware):
             app,
             allow_origins=origins,
             allow_methods=["GET", "POST", *(["DELETE", "PATCH"] if permissions.changes else [])],
-            allow_headers=["Authorization", "X-Request-Id", *_OPENAI_HEADERS],
-            expose_headers=["X-Request-Id", "Retry-After", "Location", "X-Should-Retry"],
+            allow_headers=["Authorization", "X-Request-Id", "If-Match", "If-None-Match", *_OPENAI_HEADERS],
+            expose_headers=["X-Request-Id", "Retry-After", "Location", "X-Should-Retry", "ETag"],
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

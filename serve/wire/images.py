@@ -30,7 +30,7 @@ class Image(BaseModel):
     width: int | None = Field(description="Width in pixels; null if unknown.", examples=[640])
     height: int | None = Field(description="Height in pixels; null if unknown.", examples=[480])
     thumbnail: str = Field(
-        description="URL path of the thumbnail.", examples=["/v1/images/17/thumbnail?v=1b4e28ba"]
+        description="URL path of the thumbnail.", examples=["/v1/items/17/thumbnail?v=1b4e28ba"]
     )
 
 

@@ -49,7 +49,7 @@ def test_each_gallery_answers_under_its_name(both: Server, others: Path) -> None
         assert [one.name for one in client.galleries()] == ["shop", "other-things"]
         hits = client.search(image, k=5)
         assert [Path(hit.key).name for hit in hits[:1]] == ["3.png"]
-        assert all(hit.thumbnail.startswith("/v1/galleries/other-things/images/") for hit in hits)
+        assert all(hit.thumbnail.startswith("/v1/galleries/other-things/items/") for hit in hits)
         assert httpx.get(both.url + hits[0].thumbnail).content == client.thumbnail(hits[0].id)
         with pytest.raises(ApiError) as refused:
             client.image(24)  # exists only in the shop

@@ -171,7 +171,7 @@ def test_json_log_has_one_object_per_line_and_no_query_string(shop_gallery: Path
     with serving([*SERVE, str(shop_gallery), *words], tmp_path) as server:
         answers = [
             httpx.get(server.url + path, headers={"X-Request-Id": given}, timeout=30)
-            for path, given in (("/v1/images/1?q=secret", number), ("/v1/%0A%22x\u2028", "forged\tline"))
+            for path, given in (("/v1/items/1?q=secret", number), ("/v1/%0A%22x\u2028", "forged\tline"))
         ]
         code, output = server.stop()
     assert code == 0
@@ -181,7 +181,7 @@ def test_json_log_has_one_object_per_line_and_no_query_string(shop_gallery: Path
     assert answers[1].headers["x-request-id"] == second["request_id"] != "forged\tline"
     assert answers[1].json()["instance"] == f"urn:uuid:{second['request_id']}"
     assert {name: first[name] for name in ("method", "path", "status", "client", "level")} == {
-        **{"method": "GET", "path": "/v1/images/1", "status": 200},
+        **{"method": "GET", "path": "/v1/items/1", "status": 200},
         **{"client": "127.0.0.1", "level": "info"},
     }
     assert first["ms"] > 0

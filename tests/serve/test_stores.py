@@ -115,21 +115,21 @@ def test_server_adds_and_removes_at_once(built: Built, shop: Path) -> None:
         assert (described["images"], described["columns"]) == (24, ["price"])
         data = encoded(7000)
         form = {"label": "new", "metadata": '{"price": 99}'}
-        answer = client.post("/v1/images", files={"images": ("new.png", data)}, data=form)
+        answer = client.post("/v1/items", files={"images": ("new.png", data)}, data=form)
         assert answer.status_code == 201
         (one,) = answer.json()["results"]
-        assert client.post("/v1/images", files={"images": ("again.png", data)}).status_code == 200
+        assert client.post("/v1/items", files={"images": ("again.png", data)}).status_code == 200
         where = {"k": "1", "where": "price > 50"}
         (hit,) = client.post("/v1/search", params=where, files={"image": data}).json()["hits"]
         assert (hit["id"], hit["label"], hit["metadata"]) == (one["image"]["id"], "new", {"price": 99})
         assert client.get(hit["thumbnail"]).headers["content-type"] == "image/webp"
         assert [path.read_bytes() for path in (built.folder / "pictures").iterdir()] == [data]
         refused = client.post(
-            "/v1/images", files={"images": encoded(7001)}, data={"metadata": '{"price": "x"}'}
+            "/v1/items", files={"images": encoded(7001)}, data={"metadata": '{"price": "x"}'}
         )
         assert refused.status_code == 422
-        assert client.delete(f"/v1/images/{hit['id']}").status_code == 204
-        assert client.delete(f"/v1/images/{hit['id']}").json()["code"] == "no-such-image"
+        assert client.delete(f"/v1/items/{hit['id']}").status_code == 204
+        assert client.delete(f"/v1/items/{hit['id']}").json()["code"] == "no-such-image"
         assert not [*(built.folder / "pictures").iterdir()]
         _check_items(client)
         wrong = client.post("/v1/search", params={"where": "colour = 1"}, files={"image": data}).text
@@ -178,7 +178,7 @@ def _check_items(client: httpx.Client) -> None:
 
     form = {"metadata": '{"price": 50}'}
     for seed in (7005, 7006):
-        client.post("/v1/images", files={"images": encoded(seed)}, data=form)
+        client.post("/v1/items", files={"images": encoded(seed)}, data=form)
     body = {"where": "price = 50", "dry_run": False, "expected": 1}
     assert client.post("/v1/items:remove", json=body).json()["code"] == "count-mismatch"
     done = client.post("/v1/items:remove", json={**body, "expected": 2}).json()
@@ -196,19 +196,19 @@ def test_second_server_shares_the_database(built: Built, model_file: Path, tmp_p
         urls = [stack.enter_context(answering(create_app(one, page=False))) for one in services]
         first, second = (stack.enter_context(httpx.Client(base_url=url, timeout=30)) for url in urls)
         data = encoded(7002)
-        (added,) = first.post("/v1/images", files={"images": ("a.png", data)}).json()["results"]
+        (added,) = first.post("/v1/items", files={"images": ("a.png", data)}).json()["results"]
         (hit,) = second.post("/v1/search", params={"k": "1"}, files={"image": data}).json()["hits"]
         assert hit["id"] == added["image"]["id"]
 
         built.server.kill()
-        for path in ("/readyz", "/v1/gallery", "/v1/items", f"/v1/images/{hit['id']}"):
+        for path in ("/readyz", "/v1/gallery", "/v1/items", f"/v1/items/{hit['id']}"):
             answer = second.get(path)
             assert (answer.status_code, answer.json()["code"]) == (503, "gallery-unavailable"), path
             assert "127.0.0.1" not in answer.json()["detail"]
             assert "Retry-After" in answer.headers
         searched = second.post("/v1/search", files={"image": data})
         assert (searched.status_code, searched.json()["code"]) == (503, "gallery-unavailable")
-        changed = second.post("/v1/images", files={"images": encoded(7003)})
+        changed = second.post("/v1/items", files={"images": encoded(7003)})
         assert (changed.status_code, changed.json()["code"]) == (503, "gallery-unavailable")
         assert second.get("/healthz").status_code == 200
         assert 'lookalike_gallery_up{gallery="other.gallery"} 0.0' in second.get("/metrics").text
@@ -218,8 +218,8 @@ def test_second_server_shares_the_database(built: Built, model_file: Path, tmp_p
         (again,) = second.post("/v1/search", params={"k": "1"}, files={"image": data}).json()["hits"]
         assert again == hit
         assert 'lookalike_gallery_up{gallery="other.gallery"} 1.0' in second.get("/metrics").text
-        assert second.delete(f"/v1/images/{hit['id']}").status_code == 204
-        assert first.get(f"/v1/images/{hit['id']}").status_code == 404
+        assert second.delete(f"/v1/items/{hit['id']}").status_code == 204
+        assert first.get(f"/v1/items/{hit['id']}").status_code == 404
 
 
 def test_another_model_or_password_is_refused(

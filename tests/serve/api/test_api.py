@@ -74,7 +74,7 @@ def _as_told(gallery: Gallery, hits: list[Any]) -> list[dict[str, Any]]:
 
 def _thumbnail(gallery: Gallery, item: int) -> str:
     """Return the URL of a thumbnail, which depends on the gallery's UUID."""
-    return f"/v1/images/{item}/thumbnail?v={gallery.store.manifest.uuid[:8]}"
+    return f"/v1/items/{item}/thumbnail?v={gallery.store.manifest.uuid[:8]}"
 
 
 def test_every_body_type_matches_brute_force(api: httpx.Client, gallery: Gallery, query: bytes) -> None:
@@ -252,7 +252,7 @@ def test_photo_is_embedded_as_it_was_indexed(tmp_path: Path, model_file: Path) -
 
 def test_images_are_described_without_their_paths(api: httpx.Client, gallery: Gallery, shop: Path) -> None:
     item = gallery.item(18)
-    found = _found(api.get("/v1/images/18"))
+    found = _found(api.get("/v1/items/18"))
     expected = {"id": 18, "key": item.key, "label": item.label, "metadata": item.metadata}
     size = {"width": item.width, "height": item.height}
     assert found == {**expected, **size, "thumbnail": _thumbnail(gallery, 18)}
@@ -260,7 +260,7 @@ def test_images_are_described_without_their_paths(api: httpx.Client, gallery: Ga
     assert found["metadata"] == {"price": 170}
     thumbnail = api.get(found["thumbnail"])
     assert Image.open(io.BytesIO(thumbnail.content)).size == (240, 200)
-    assert thumbnail.headers["cache-control"] == "private, no-cache"
+    assert thumbnail.headers["cache-control"] == "private, max-age=31536000, immutable"
     again = api.get(found["thumbnail"], headers={"If-None-Match": thumbnail.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
     assert load_image(item.path).size == (48, 40)

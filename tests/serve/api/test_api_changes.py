@@ -44,7 +44,7 @@ def test_form_of_files_is_added(http: httpx.Client) -> None:
         ("images", (name, data)) for name, data in (("a.png", first), ("b", b"no"), ("../c.png", second))
     ]
     fields = {"label": "red", "metadata": json.dumps({"price": 2, "brand": "acme"})}
-    answer = http.post("/v1/images", files=files, data=fields)
+    answer = http.post("/v1/items", files=files, data=fields)
     assert answer.status_code == 201
     one, broken, two = answer.json()["results"]
     assert (one["added"], one["image"]["key"], one["image"]["label"]) == (True, "a.png", "red")
@@ -54,7 +54,7 @@ def test_form_of_files_is_added(http: httpx.Client) -> None:
     assert (broken["problem"]["code"], broken["problem"]["reason"]) == ("unusable-image", "not-an-image")
     assert images(http) == before + 2
     assert http.get(one["image"]["thumbnail"]).headers["content-type"] == "image/webp"
-    assert http.get(f"/v1/images/{one['image']['id']}").json() == one["image"]
+    assert http.get(f"/v1/items/{one['image']['id']}").json() == one["image"]
     (hit,) = http.post("/v1/search", files={"image": first}, params={"k": 1}).json()["hits"]
     assert hit["id"] == one["image"]["id"]
     where = {"where": "brand = 'acme' and price < 3", "k": 5}
@@ -65,14 +65,14 @@ def test_form_of_files_is_added(http: httpx.Client) -> None:
 def test_bytes_of_one_image_are_added(http: httpx.Client) -> None:
     data = new_picture()
     kind = {"Content-Type": "image/png"}
-    answer = http.post("/v1/images", params={"label": "blue"}, content=data, headers=kind)
+    answer = http.post("/v1/items", params={"label": "blue"}, content=data, headers=kind)
     assert answer.status_code == 201
     (added,) = answer.json()["results"]
     assert added["image"]["label"] == "blue"
-    again = http.post("/v1/images", content=data, headers=kind)
+    again = http.post("/v1/items", content=data, headers=kind)
     assert again.status_code == 200
     assert again.json()["results"] == [{"image": added["image"], "added": False}]
-    broken = http.post("/v1/images", content=b"not an image", headers=kind)
+    broken = http.post("/v1/items", content=b"not an image", headers=kind)
     assert (broken.status_code, broken.json()["code"]) == (422, "unusable-image")
 
 
@@ -91,37 +91,37 @@ def test_bytes_of_one_image_are_added(http: httpx.Client) -> None:
 )
 def test_invalid_bodies_are_refused(http: httpx.Client, body: object) -> None:
     before = images(http)
-    answer = http.post("/v1/images", json=body)
+    answer = http.post("/v1/items", json=body)
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
     assert images(http) == before
 
 
 def test_metadata_that_does_not_fit_is_refused_without_a_path(http: httpx.Client, folder: Path) -> None:
     body = {"images": [base64.b64encode(new_picture()).decode()], "metadata": {"score": 3}}
-    answer = http.post("/v1/images", json=body)
+    answer = http.post("/v1/items", json=body)
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
     assert str(folder) not in answer.text
-    form = http.post("/v1/images", files={"images": new_picture()}, data={"metadata": "{"})
+    form = http.post("/v1/items", files={"images": new_picture()}, data={"metadata": "{"})
     assert (form.status_code, form.json()["code"]) == (422, "invalid-request")
 
 
 def test_image_is_removed(http: httpx.Client) -> None:
-    (added,) = http.post("/v1/images", files={"images": new_picture()}).json()["results"]
+    (added,) = http.post("/v1/items", files={"images": new_picture()}).json()["results"]
     before, number = images(http), added["image"]["id"]
-    answer = http.delete(f"/v1/images/{number}")
+    answer = http.delete(f"/v1/items/{number}")
     assert (answer.status_code, answer.content) == (204, b"")
     assert images(http) == before - 1
-    for path in (f"/v1/images/{number}", f"/v1/images/{number}/thumbnail"):
+    for path in (f"/v1/items/{number}", f"/v1/items/{number}/thumbnail"):
         assert http.get(path).json()["code"] == "no-such-image"
     for unknown in (number, 0, 2**63, 10**30):
-        answer = http.delete(f"/v1/images/{unknown}")
+        answer = http.delete(f"/v1/items/{unknown}")
         assert (answer.status_code, answer.json()["code"]) == (404, "no-such-image")
 
 
 def test_changes_need_permission(server: Server, shop_gallery: Path) -> None:
     before = (shop_gallery / "gallery.db").read_bytes()
     with httpx.Client(base_url=server.url) as http:
-        answers = [http.post("/v1/images", files={"images": new_picture()}), http.delete("/v1/images/1")]
+        answers = [http.post("/v1/items", files={"images": new_picture()}), http.delete("/v1/items/1")]
         for answer in answers:
             assert (answer.status_code, answer.json()["code"]) == (403, "changes-not-allowed")
         assert (
@@ -135,23 +135,23 @@ def test_cross_origin_changes_are_refused(shop_gallery: Path, tmp_path: Path) ->
     command = [*SERVE, str(folder), "--no-page", "--allow-changes"]
     with serving(command, tmp_path / "scratch") as server, httpx.Client(base_url=server.url) as http:
         for headers in ({"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
-            assert http.delete("/v1/images/1", headers=headers).json()["code"] == "forbidden"
-            answer = http.post("/v1/images", files={"images": new_picture()}, headers=headers)
+            assert http.delete("/v1/items/1", headers=headers).json()["code"] == "forbidden"
+            answer = http.post("/v1/items", files={"images": new_picture()}, headers=headers)
             assert answer.json()["code"] == "forbidden"
         assert images(http) == 24
-        assert http.delete("/v1/images/1", headers={"Origin": server.url}).status_code == 204
+        assert http.delete("/v1/items/1", headers={"Origin": server.url}).status_code == 204
         assert images(http) == 23
 
 
 def test_changes_are_counted_and_described(http: httpx.Client) -> None:
-    http.post("/v1/images", files={"images": new_picture()})
-    http.delete("/v1/images/99999")
+    http.post("/v1/items", files={"images": new_picture()})
+    http.delete("/v1/items/99999")
     metrics = http.get("/metrics").text
-    assert 'method="POST",route="/v1/images",status="201"' in metrics
-    assert 'method="DELETE",route="/v1/images/{number}",status="404"' in metrics
+    assert 'method="POST",route="/v1/items",status="201"' in metrics
+    assert 'method="DELETE",route="/v1/items/{id}",status="404"' in metrics
     paths = http.get("/v1/openapi.json").json()["paths"]
-    assert {"200", "201", "403", "422", "503", "507"} <= set(paths["/images"]["post"]["responses"])
-    assert {"204", "403", "404", "503", "507"} <= set(paths["/images/{number}"]["delete"]["responses"])
+    assert {"200", "201", "403", "422", "503", "507"} <= set(paths["/items"]["post"]["responses"])
+    assert {"204", "403", "404", "503", "507"} <= set(paths["/items/{id}"]["delete"]["responses"])
 
 
 @pytest.mark.slow
@@ -161,7 +161,7 @@ def test_changes_are_visible_in_all_processes(shop_gallery: Path, tmp_path: Path
     with serving(command, tmp_path / "scratch") as server:
         data = new_picture()
         with httpx.Client(base_url=server.url) as http:
-            (added,) = http.post("/v1/images", files={"images": data}).json()["results"]
+            (added,) = http.post("/v1/items", files={"images": data}).json()["results"]
         end = time.monotonic() + 60
         in_a_row = 0
         while in_a_row < 20:  # new connections reach both processes

@@ -32,7 +32,7 @@ from tests.serve.model import write_model
 BYTES = {"Content-Type": "application/octet-stream"}
 _MANY = httpx.Limits(max_connections=None)
 _DECODED = ("lookalike_stage_seconds_count", {"stage": "decode"})
-_LOOKED_UP = ("/healthz", "/readyz", "/metrics", "/v1/gallery", "/v1/galleries", "/v1/images/1")
+_LOOKED_UP = ("/healthz", "/readyz", "/metrics", "/v1/gallery", "/v1/galleries", "/v1/items/1")
 
 
 @contextmanager
@@ -127,15 +127,15 @@ def test_thumbnails_do_not_delay_searches(
     service = SearchService(shop_gallery)
     app = create_app(service, page=False, limits=Limits(threads=2, queued=1))
     with answering(app) as url, httpx.Client(base_url=url, limits=_MANY, timeout=60) as client:
-        assert client.get("/v1/images/1/thumbnail").status_code == 200
+        assert client.get("/v1/items/1/thumbnail").status_code == 200
         with ThreadPoolExecutor(61) as pool:
             with _disk_hangs(monkeypatch):
                 numbers = [2 + i % 20 for i in range(61)]
-                asked = [pool.submit(client.get, f"/v1/images/{i}/thumbnail") for i in numbers]
+                asked = [pool.submit(client.get, f"/v1/items/{i}/thumbnail") for i in numbers]
                 wait_until(lambda: _figure(service, "lookalike_queue_depth") == 60)
-                too_much = client.get("/v1/images/24/thumbnail")
+                too_much = client.get("/v1/items/24/thumbnail")
                 assert (too_much.status_code, too_much.json()["code"]) == (503, "busy")
-                for path in (*_LOOKED_UP, "/v1/images/1/thumbnail"):  # the last one is cached
+                for path in (*_LOOKED_UP, "/v1/items/1/thumbnail"):  # the last one is cached
                     assert client.get(path).status_code == 200
                 assert client.post("/v1/search", content=image, headers=BYTES).status_code == 200
             assert [answer.result().status_code for answer in asked] == [200] * 61
@@ -154,7 +154,7 @@ def test_searches_do_not_delay_thumbnails(shop_gallery: Path, image: bytes) -> N
         with _decoding_is_slow(service):
             asked = [pool.submit(client.post, "/v1/search", content=image, headers=BYTES) for _ in range(2)]
             wait_until(lambda: _figure(service, "lookalike_queue_depth") == 1)
-            paths = [*_LOOKED_UP, *(f"/v1/images/{1 + i % 24}/thumbnail" for i in range(60))]
+            paths = [*_LOOKED_UP, *(f"/v1/items/{1 + i % 24}/thumbnail" for i in range(60))]
             assert {answer.status_code for answer in pool.map(client.get, paths)} == {200}
         assert [answer.result().status_code for answer in asked] == [200] * 2
 

@@ -52,23 +52,23 @@ def test_requests_are_counted_and_measured(api: httpx.Client, shop: Path) -> Non
     api.post("/v1/search", content=b"not an image", headers=BYTES)
     api.post("/v1/search", json={"id": 1})
     for _ in range(3):
-        api.get("/v1/images/7/thumbnail")
-    for path in ("/v1/images/99", "/v1/images/98", "/v1/nowhere", "/v1/elsewhere"):
+        api.get("/v1/items/7/thumbnail")
+    for path in ("/v1/items/99", "/v1/items/98", "/v1/nowhere", "/v1/elsewhere"):
         api.get(path)
     for path in ("/v1/search", "/v1/nowhere", "/nowhere", "/v1/gallery/"):  # 405, 404, 404, 307
         for method in ("ODD", "ODDER"):
             api.request(method, path)
     api.get("/v1/search")
-    api.head("/v1/images/7/thumbnail")
+    api.head("/v1/items/7/thumbnail")
     figures = _figures(api)
     counted = {name[1:]: value for name, value in figures.items() if name[0] == "lookalike_requests_total"}
     assert counted == {
         ("/v1/search", "200", "POST"): 4,
         ("/v1/search", "422", "POST"): 1,
         ("/v1/search:batch", "200", "POST"): 1,
-        ("/v1/images/{number}/thumbnail", "200", "GET"): 3,
-        ("/v1/images/{number}/thumbnail", "200", "HEAD"): 1,
-        ("/v1/images/{number}", "404", "GET"): 2,
+        ("/v1/items/{id}/thumbnail", "200", "GET"): 3,
+        ("/v1/items/{id}/thumbnail", "200", "HEAD"): 1,
+        ("/v1/items/{id}", "404", "GET"): 2,
         ("/v1/*", "404", "GET"): 2,
         ("/v1/search", "405", "GET"): 1,
         ("/v1/search", "405", "other"): 2,
@@ -108,10 +108,11 @@ def test_openapi_description_is_complete(described: dict[str, Any]) -> None:
     for name in _references(described):
         assert name in schemas
     operations = [o for path in described["paths"].values() for o in path.values()]
-    names = {operation["operationId"] for operation in operations}
-    assert names == {
+    names = [operation["operationId"] for operation in operations]
+    old = {operation["operationId"] for operation in operations if operation.get("deprecated")}
+    assert len(names) == len({*names})
+    assert {*names} - old == {
         "search",
-        "search_by_id",
         "search_batch",
         "embed",
         "embeddings",
@@ -125,13 +126,13 @@ def test_openapi_description_is_complete(described: dict[str, Any]) -> None:
         "remove_job",
         "gallery",
         "galleries",
-        "image",
+        "item",
         "picture",
         "list_examples",
-        "image_by_key",
+        "item_by_key",
         "thumbnail",
-        "add_images",
-        "remove_image",
+        "add_items",
+        "remove_item",
         "list_items",
         "facets",
         "update_item",
@@ -145,6 +146,17 @@ def test_openapi_description_is_complete(described: dict[str, Any]) -> None:
         "healthz",
         "readyz",
         "metrics",
+    }
+    assert old == {
+        "search_by_id",
+        "image",
+        "image_by_key",
+        "image_thumbnail",
+        "image_picture",
+        "add_images",
+        "list_images",
+        "update_image",
+        "remove_image",
     }
     for operation in operations:
         assert operation["summary"].endswith(".")

@@ -147,11 +147,11 @@ def test_invalid_requests_get_documented_problems(
     ("method", "path", "status", "code"),
     [
         ("GET", "/v1/nowhere", 404, "not-found"),
-        ("GET", "/v1/images/abc", 404, "not-found"),
-        ("GET", "/v1/images/999", 404, "no-such-image"),
-        ("GET", f"/v1/images/{10**30}/thumbnail", 404, "no-such-image"),
+        ("GET", "/v1/items/abc", 404, "not-found"),
+        ("GET", "/v1/items/999", 404, "no-such-image"),
+        ("GET", f"/v1/items/{10**30}/thumbnail", 404, "no-such-image"),
         ("GET", "/v1/search", 405, "method-not-allowed"),
-        ("PUT", "/v1/images/1", 405, "method-not-allowed"),
+        ("PUT", "/v1/items/1", 405, "method-not-allowed"),
         ("POST", "/healthz", 405, "method-not-allowed"),
         ("GET", "/nowhere", 404, "not-found"),
     ],
@@ -235,7 +235,7 @@ def test_unexpected_exception_reveals_no_details(
     with answering(create_app(service, page=False)) as url:
         answers = [
             httpx.post(f"{url}/v1/search", json={"id": 1}),
-            httpx.get(f"{url}/v1/images/1"),
+            httpx.get(f"{url}/v1/items/1"),
             httpx.get(f"{url}/readyz"),
         ]
     for answer in answers:
@@ -269,7 +269,7 @@ def test_imported_vectors_are_searched_by_vector_and_item(tmp_path: Path) -> Non
         by_item = httpx.post(f"{url}/v1/search", json={"id": 1}).json()["hits"]
         assert [(hit["id"], hit["score"]) for hit in by_vector] == [(1, 1), (2, pytest.approx(0.6)), (3, 0)]
         assert [hit["id"] for hit in by_item] == [2, 3]
-        assert httpx.get(f"{url}/v1/images/1/thumbnail").headers["content-type"] == "image/svg+xml"
+        assert httpx.get(f"{url}/v1/items/1/thumbnail").headers["content-type"] == "image/svg+xml"
         for path in ("search", "embed"):
             _problem(httpx.post(f"{url}/v1/{path}", content=b"x", headers=BYTES), 409, "no-model")
 

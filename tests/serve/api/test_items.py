@@ -259,11 +259,11 @@ def test_label_and_metadata_are_changed(http: httpx.Client, client: Client, fold
     ],
 )
 def test_invalid_changes_are_refused(http: httpx.Client, folder: Path, body: dict[str, object]) -> None:
-    before = http.get("/v1/images/1").json()
+    before = http.get("/v1/items/1").json()
     answer = http.patch("/v1/items/1", json=body)
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
     assert str(folder) not in answer.text
-    assert http.get("/v1/images/1").json() == before
+    assert http.get("/v1/items/1").json() == before
 
 
 def test_changes_of_unknown_images_are_refused(http: httpx.Client) -> None:

@@ -27,7 +27,7 @@ def test_examples_are_of_as_many_labels_as_possible(shop_gallery: Path) -> None:
 def test_api_lists_them(shop_gallery: Path) -> None:
     with answering(create_app(SearchService(shop_gallery), page=False)) as url:
         found = httpx.get(f"{url}/v1/examples", params={"limit": 5}).json()["items"]
-        picture = httpx.get(f"{url}/v1/images/{found[0]['id']}/picture")
+        picture = httpx.get(f"{url}/v1/items/{found[0]['id']}/picture")
         again = httpx.get(picture.url, headers={"If-None-Match": picture.headers["etag"]})
     assert [item["id"] for item in found] == [item.id for item in examples(Gallery(shop_gallery), 5)]
     assert picture.headers["content-type"] == "image/webp"

@@ -202,7 +202,7 @@ def test_replaced_file_is_not_shown_anywhere(swapped: tuple[SearchService, int])
     (found,) = service.find([RegionQuery(number, region)], SearchOptions()).found
     assert isinstance(found, ImageError)
     with answering(create_app(service, page=False)) as url:
-        thumbnail = httpx.get(f"{url}/v1/images/{number}/thumbnail")
+        thumbnail = httpx.get(f"{url}/v1/items/{number}/thumbnail")
         assert thumbnail.headers["content-type"] == "image/svg+xml"
         assert thumbnail.headers["cache-control"] == "no-store"
         found = httpx.post(f"{url}/v1/search", json={"id": number, "region": region.values})

@@ -187,7 +187,7 @@ def locked(
     "path",
     [
         *("/", "/config", "/theme.css", "/favicon.ico", "/metrics", "/readyz", "/nowhere"),
-        *("/v1/gallery", "/v1/openapi.json", "/v1/images/1/thumbnail", "/gradio_api/heartbeat/x"),
+        *("/v1/gallery", "/v1/openapi.json", "/v1/items/1/thumbnail", "/gradio_api/heartbeat/x"),
         *("/gradio_api/app_id", "/gradio_api/queue/data", "/gradio_api/file=/etc"),
     ],
 )
@@ -211,7 +211,7 @@ def test_password_gives_access_to_the_page(locked: Server, shop: Path) -> None:
         assert client.get(f"/page/{modules_version()}/search.js").status_code == 200
     assert httpx.get(f"{locked.url}/page/{modules_version()}/search.js", timeout=30).status_code == 401
     with httpx.Client(base_url=locked.url, auth=signed_in, timeout=30) as client:
-        assert client.get("/v1/images/1/thumbnail").status_code == 200
+        assert client.get("/v1/items/1/thumbnail").status_code == 200
 
 
 @pytest.mark.slow

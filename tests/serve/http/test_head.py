@@ -26,7 +26,7 @@ def api(shop_gallery: Path) -> Iterator[httpx.Client]:
     "path",
     [
         *("/healthz", "/readyz", "/metrics", "/v1/gallery", "/v1/galleries", "/v1/openapi.json"),
-        *("/v1/images/1", "/v1/images/by-key?key=red/1.png", "/v1/images/1/thumbnail", "/v1/images/99"),
+        *("/v1/items/1", "/v1/items/by-key?key=red/1.png", "/v1/items/1/thumbnail", "/v1/items/99"),
         *("/v1/galleries/shop.gallery/gallery", "/v1/nowhere", "/v1/search", "/nowhere"),
     ],
 )

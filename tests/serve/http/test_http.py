@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow  # the first test waits for the server to start
 
 @pytest.fixture
 def thumbnail(client: httpx.Client) -> Iterator[httpx.Response]:
-    return client.get("/v1/images/1/thumbnail")
+    return client.get("/v1/items/1/thumbnail")
 
 
 def test_thumbnail_is_small_and_cached_privately(thumbnail: httpx.Response) -> None:
@@ -33,7 +33,7 @@ def test_thumbnail_is_small_and_cached_privately(thumbnail: httpx.Response) -> N
     ["0", "25", "-1", "9" * 25, "abc", "1.0", "..%2f..%2fetc%2fpasswd", "%2e%2e", "/etc/hostname"],
 )
 def test_only_existing_items_have_a_thumbnail(client: httpx.Client, item: str) -> None:
-    answer = client.get(f"/v1/images/{item}/thumbnail")
+    answer = client.get(f"/v1/items/{item}/thumbnail")
     assert answer.status_code == 404
     assert "/" not in answer.text  # reveals no path
 
@@ -42,7 +42,7 @@ def test_healthz_answers(client: httpx.Client) -> None:
     assert client.get("/healthz").json() == {"status": "ok"}
 
 
-@pytest.mark.parametrize("path", ["/", "/healthz", "/v1/images/1/thumbnail", "/nowhere", "/gradio_api/info"])
+@pytest.mark.parametrize("path", ["/", "/healthz", "/v1/items/1/thumbnail", "/nowhere", "/gradio_api/info"])
 def test_every_response_has_the_security_headers(client: httpx.Client, path: str) -> None:
     answer = client.get(path)
     expected = dict(HEADERS)

@@ -77,7 +77,7 @@ def test_browsers_get_a_plain_sentence(locked: ASGIApp, path: str, accept: str, 
     assert problem or found.text == "sign in to use this server\n"
 
 
-def _preflight(app: ASGIApp, method: str, origin: str = SITE, path: str = "/v1/images/1") -> httpx.Response:
+def _preflight(app: ASGIApp, method: str, origin: str = SITE, path: str = "/v1/items/1") -> httpx.Response:
     """Send a CORS preflight request."""
 
     async def sent() -> httpx.Response:

@@ -209,7 +209,7 @@ def test_failure_during_the_response_closes_the_connection(caplog: pytest.LogCap
         ("POST", "/v1/search", {"Sec-Fetch-Site": "cross-site"}, 403),
         ("POST", "/v1/search", {"Content-Length": "99999999", "Expect": "100-continue"}, 413),
         ("POST", "/v1/search", {"Content-Type": "text/plain"}, 415),
-        ("GET", "/v1/images/0", {}, 404),
+        ("GET", "/v1/items/0", {}, 404),
     ],
 )
 def test_every_error_has_security_headers_and_one_format(
@@ -227,9 +227,9 @@ def test_every_error_has_security_headers_and_one_format(
 @pytest.mark.parametrize(
     "path",
     [
-        *("/v1/images/1/../../../etc/passwd", "/v1/images/%2e%2e/%2e%2e/etc/passwd", "/v1/images/1%2f..%2f2"),
+        *("/v1/items/1/../../../etc/passwd", "/v1/items/%2e%2e/%2e%2e/etc/passwd", "/v1/items/1%2f..%2f2"),
         *(
-            "/v1/images/..%5c..%5cetc%5cpasswd",
+            "/v1/items/..%5c..%5cetc%5cpasswd",
             "/static/../../../etc/passwd",
             "/static/%2e%2e/%2e%2e/etc/passwd",
         ),
