@@ -6,7 +6,8 @@ Errors are raised where the cause is known and caught once, at the command line 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import ClassVar
 
@@ -40,6 +41,16 @@ class InputError(LookalikeError):
     code = "invalid-request"
     status = 422
     title = "Invalid request"
+
+
+@contextmanager
+def pointing(pointer: str) -> Iterator[None]:
+    """Give an `InputError` of the block its place in a request, unless it has one."""
+    try:
+        yield
+    except InputError as error:
+        error.pointer = error.pointer or pointer
+        raise
 
 
 class ConditionError(InputError):

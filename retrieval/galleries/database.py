@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from retrieval.errors import InputError, StoreError
+from retrieval.errors import InputError, StoreError, pointing
 from retrieval.files import check_free
 from retrieval.galleries import database_folder as folders
 from retrieval.galleries.inapplicable import inapplicable
@@ -337,8 +337,10 @@ class DatabaseView(SearchableGallery):
             what = f"queries of shape {queries.shape}, but the vectors have {self.manifest.dim} dimensions"
             raise InputError(f"{self._folder}: {what}")
         condition = _filter(self.engine, options.where)
-        group_by = None if options.group_by is None else _column(self.engine, options.group_by).name
-        common = self.ids_of(options.exclude) if options.exclude else []
+        with pointing("#/group_by"):
+            group_by = None if options.group_by is None else _column(self.engine, options.group_by).name
+        with pointing("#/exclude"):
+            common = self.ids_of(options.exclude) if options.exclude else []
         excluded = [{*common, *items} for items in own or [()] * len(queries)]
         found = self._searcher.find(queries, options, condition, group_by, excluded)
         ids = np.unique(np.concatenate([[], *(one.ids for one in found)])).astype(int).tolist()

@@ -12,7 +12,7 @@ import numpy as np
 
 from retrieval import arrow
 from retrieval.display import Displayed
-from retrieval.errors import InputError, LookalikeError
+from retrieval.errors import InputError, LookalikeError, pointing
 from retrieval.galleries.items import ITEM_KINDS, Hit, Hits, Item, Ranked, table_stream
 from retrieval.galleries.writer import Writer
 from retrieval.images.load import ImageSource
@@ -339,7 +339,8 @@ class SearchableGallery(Displayed, ABC):
         if calibration is None:
             if options.min_probability is not None:
                 what = f"{self.folder}: the gallery is not calibrated, so its hits have no probabilities"
-                raise InputError(f"{what}; run `lookalike calibrate {self.folder}`")
+                with pointing("#/min_probability"):
+                    raise InputError(f"{what}; run `lookalike calibrate {self.folder}`")
             return [hits.read for hits in self._nearest(queries, options, own)]
         asked = DEPTH + _COPIES
         if options.where is None and options.group_by is None and options.min_score is None:
@@ -367,9 +368,10 @@ class SearchableGallery(Displayed, ABC):
     ) -> list[list[Hit]]:
         """Return the first hits of each query in an order; see `SearchOptions.order`."""
         try:
-            values_of = self._order_values(order.column)
+            with pointing("#/order"):
+                values_of = self._order_values(order.column)
         except InputError as error:
-            error.args, error.pointer = (f"order: {str(error).removeprefix('order: ')}",), "#/order"
+            error.args = (f"order: {str(error).removeprefix('order: ')}",)
             raise
         most = replace(options, k=max(options.k, MOST_CANDIDATES), order=None)
         found = self.find(queries, most, own)

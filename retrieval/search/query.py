@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from retrieval.errors import InputError
+from retrieval.errors import InputError, pointing
 from retrieval.search.filters import Filters, State
 from retrieval.search.options import CANDIDATES, MOST_CANDIDATES, SearchOptions
 from retrieval.search.rerank import EXPANSION, expand, k_reciprocal
@@ -75,10 +75,12 @@ class Searcher:
         if options.where is not None:
             many = len(queries) > 1
             allowed = self._filters.selection(options.where, self._state, lasting=many)
-        groups = None if options.group_by is None else self._filters.groups(options.group_by, self._state)
+        with pointing("#/group_by"):
+            groups = None if options.group_by is None else self._filters.groups(options.group_by, self._state)
         excluded = NOTHING.rows
         if options.exclude:
-            excluded = self.snapshot.rows_of(np.array(self.ids_of(options.exclude), np.int64))
+            with pointing("#/exclude"):
+                excluded = self.snapshot.rows_of(np.array(self.ids_of(options.exclude), np.int64))
         if options.rerank == "query-expansion":
             queries = self._expanded(queries, allowed, excluded)
         if options.rerank == "k-reciprocal":

@@ -59,6 +59,9 @@ async def add_items(
         names = query.names or [""] * len(query.images)
         images = list(zip(names, query.images, strict=True))
         found = changes.add(service, images, query.label, query.metadata)
+        for number, one in enumerate(found):
+            if isinstance(one, InputError):
+                one.pointer = f"#/images/{number}"
         if len(found) == 1 and isinstance(found[0], InputError):
             raise found[0]
         summary = service.summary()

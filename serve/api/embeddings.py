@@ -11,16 +11,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from retrieval.errors import ImageError, InputError
+from retrieval.errors import ImageError, InputError, pointing
 from serve.api.bodies import JSON, read_body
 from serve.api.context import RequestWorkers, Service
 from serve.api.exception_handlers import BODY, CONTENT, LOAD, documented, validate
 from serve.api.openapi import accepts
 from serve.api.routes import encode, vector_values
-from serve.core.errors import (
-    FetchError,
-    NoTextEncoderError,
-)
+from serve.core.errors import FetchError, ModelMismatchError, NoTextEncoderError
 from serve.core.service import SearchService
 from serve.core.url_fetcher import MAX_BYTES
 from serve.wire.embeddings import (
@@ -86,9 +83,13 @@ def _answer(service: SearchService, query: EmbeddingsRequest, contents: Sequence
     fetched = [one for one in contents if not isinstance(one, ImageUrl)]
     try:
         found = service.embeddings(fetched, fingerprint=fingerprint, dimensions=query.dimensions)
+    except ModelMismatchError as error:
+        error.pointer = "#/model"
+        raise
     except NoTextEncoderError:
         detail = "the gallery's model embeds images only: send data URLs, or the Base64 of image files"
-        raise NoTextEncoderError(detail) from None
+        with pointing("#/input"):
+            raise NoTextEncoderError(detail) from None
     vectors = [_vector(vector, number) for number, vector in enumerate(found.vectors)]
     as_base64 = query.encoding_format == "base64"
     answer = EmbeddingsAnswer(
@@ -104,10 +105,11 @@ def _answer(service: SearchService, query: EmbeddingsRequest, contents: Sequence
 
 def _vector(found: np.ndarray | InputError, number: int) -> np.ndarray:
     """Return the vector of an input, or raise the error in it with the number of the input."""
-    if isinstance(found, ImageError):
-        raise ImageError(found.source, found.reason, f"input {number}: {found.detail}")
-    if isinstance(found, InputError):
-        raise found
+    with pointing(f"#/input/{number}"):
+        if isinstance(found, ImageError):
+            raise ImageError(found.source, found.reason, f"input {number}: {found.detail}")
+        if isinstance(found, InputError):
+            raise found
     return found
 
 

@@ -86,7 +86,9 @@ def validate(model: type[M], values: Any) -> M:
         return model.model_validate(values)
     except ValidationError as error:
         faults = error.errors(include_url=False, include_context=False, include_input=False)
-        raise _invalid_request(faults, model) from None
+        places = [_place(fault["loc"], values, fault["type"]) for fault in faults]
+        placed = [{**fault, "loc": place} for fault, place in zip(faults, places, strict=True)]
+        raise _invalid_request(placed, model) from None
 
 
 def install(app: FastAPI, telemetry: Telemetry) -> None:
@@ -174,6 +176,25 @@ def _invalid_request(faults: Sequence[Any], model: Any = None, prefix: int = 0) 
     errors = [{"pointer": _pointer(fault["loc"]), "detail": message(fault)} for fault in faults[:_MAX_FAULTS]]
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
     return InvalidRequestError(f"{errors[0]['pointer']}: {errors[0]['detail']}{more}", errors)
+
+
+def _place(location: Sequence[int | str], values: Any, kind: str) -> list[int | str]:
+    """Return the parts of a fault's location that are in the request: pydantic adds alternatives of a type.
+
+    Args:
+        location: Location as pydantic reports it.
+        values: The request.
+        kind: Kind of the fault; the last part of what is "missing" is not in the request.
+    """
+    found: list[int | str] = []
+    for number, part in enumerate(location):
+        is_list = isinstance(values, list) and isinstance(part, int)
+        if is_list or (isinstance(values, dict) and part in values):
+            values = values[part]
+            found.append(part)
+        elif kind == "missing" and number == len(location) - 1:
+            found.append(part)
+    return found
 
 
 def _pointer(location: Sequence[int | str]) -> str:

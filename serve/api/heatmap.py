@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from retrieval.errors import ImageError
+from retrieval.errors import ImageError, pointing
 from retrieval.images.resampling import Box
 from serve.api.bodies import BYTES, FORM, JSON, read_body
 from serve.api.context import RequestWorkers, Service
@@ -48,7 +48,8 @@ async def heatmap(
     def work() -> Response:
         values = {**parameters.model_dump(exclude_unset=True), **body.values("image")}
         query = validate(HeatmapRequest, values)
-        return encode(_answer(service.compare(query.query(), query.item)), service.telemetry)
+        with pointing("#/image" if query.id is None else "#/id"):
+            return encode(_answer(service.compare(query.query(), query.item)), service.telemetry)
 
     return await workers.run(work, request.receive)
 

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from retrieval.errors import InputError
+from retrieval.errors import InputError, pointing
 from retrieval.galleries.items import Item
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.storage.facets import Facet, Facets
@@ -100,7 +100,8 @@ async def list_items(
     def read(gallery: SearchableGallery) -> tuple[list[Item], Place | None, Listing]:
         listing = Listing(gallery.manifest.uuid, parameters.where, parameters.order)
         after = None if parameters.cursor is None else listing.place(parameters.cursor)
-        return *gallery.contents.listing(parameters.where, order, after, parameters.limit), listing
+        with pointing("#/order"):
+            return *gallery.contents.listing(parameters.where, order, after, parameters.limit), listing
 
     def work() -> Response:
         (items, last, listing), summary = service.read(read)
@@ -122,7 +123,8 @@ async def item_by_key(
     service: Service,
 ) -> Response:
     """The same image as by its id."""
-    return await asyncio.to_thread(_item, service, key)
+    with pointing("#/key"):
+        return await asyncio.to_thread(_item, service, key)
 
 
 @router.get(
@@ -211,9 +213,10 @@ async def facets(
             for name in ([given] if given in known else given.split(","))  # a name may have a comma
         ]
         names = names or ["label", *gallery.contents.columns()][:MAX_FACETS]
-        if len(names) > MAX_FACETS:
-            raise InputError(f"columns: {len(names)} are given; at most {MAX_FACETS} are counted at once")
-        return gallery.contents.facets(names, parameters.where, parameters.limit)
+        with pointing("#/columns"):
+            if len(names) > MAX_FACETS:
+                raise InputError(f"columns: {len(names)} are given; at most {MAX_FACETS} are counted at once")
+            return gallery.contents.facets(names, parameters.where, parameters.limit)
 
     def work() -> Response:
         found, _ = service.read(read)

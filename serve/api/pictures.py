@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from retrieval.errors import ImageError, InputError
+from retrieval.errors import ImageError, InputError, pointing
 from serve.api.bodies import BYTES, FORM, JSON, read_body
 from serve.api.context import Pictures, RequestWorkers, Service
 from serve.api.exception_handlers import BODY, LOAD, documented, validate
@@ -55,7 +55,8 @@ async def preview(request: Request, service: Service, workers: RequestWorkers) -
     body = await read_body(request, JSON, FORM, BYTES)
 
     def work(data: bytes) -> Response:
-        found = query_picture(service.upright(data, side=QUERY_SIDE))
+        with pointing("#/image"):
+            found = query_picture(service.upright(data, side=QUERY_SIDE))
         return Response(found.data, media_type=found.media_type, headers=_NO_STORE)
 
     async with workers.deadline():
@@ -82,7 +83,8 @@ async def share_picture(
     body = await read_body(request, JSON, FORM, BYTES)
 
     def work() -> Response:
-        image = service.upright(validate(ShareRequest, body.values("image")).image, side=QUERY_SIDE)
+        with pointing("#/image"):
+            image = service.upright(validate(ShareRequest, body.values("image")).image, side=QUERY_SIDE)
         found = store.share(image)
         answer = ShareAnswer(
             id=found.id,

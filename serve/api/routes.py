@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from retrieval.errors import ImageError, InputError, LookalikeError, StoreError, did_you_mean
+from retrieval.errors import ImageError, InputError, LookalikeError, StoreError, did_you_mean, pointing
 from retrieval.galleries.items import Hit, Hits, Item
 from retrieval.search.options import SearchOptions
 from serve.addresses import api_of
@@ -88,7 +88,7 @@ async def search(
     def answer_to(query: SearchRequest) -> Response:
         if query.galleries:
             return _search_together(_named(query.galleries, together), query)
-        return _search(service, query.query(), query, query.fingerprint)
+        return _search(service, query, query.fingerprint)
 
     def work() -> Response | SearchRequest:
         query = validate(SearchRequest, _merge(options, body, "image"))
@@ -126,7 +126,7 @@ async def search_by_id(
 
     def work() -> Response:
         query = validate(ByIdRequest, _merge(options, body))
-        return _search(service, query.query(), query, None)
+        return _search(service, query, None)
 
     return await workers.run(work, request.receive)
 
@@ -162,6 +162,10 @@ async def search_batch(
         queries: list[AnyQuery] = [ComposedQuery.of(views)] if batch.together else [*views]
         chosen = batch.options()
         answer = service.find(queries, chosen, fingerprint=batch.fingerprint)
+        for number, hits in enumerate(answer.found):
+            if isinstance(hits, InputError):
+                own = (hits.pointer or batch.queries[number].place).removeprefix("#")
+                hits.pointer = "#/queries" if batch.together else f"#/queries/{number}{own}"
         if batch.together and isinstance(answer.found[0], InputError):
             raise answer.found[0]
         results = [_batch_result(hits, chosen, request, answer.summary) for hits in answer.found]
@@ -186,11 +190,18 @@ async def embed(request: Request, service: Service, workers: RequestWorkers) -> 
 
     def work() -> Response:
         query = validate(EmbedRequest, body.values("images"))
-        found, fingerprint = service.embed(query.contents())
-        answer = answers.EmbedAnswer(
-            vectors=[vector_values(vector) for vector in found], fingerprint=fingerprint
-        )
-        return encode(answer, service.telemetry)
+        field = "texts" if query.images is None else "images"
+        try:
+            with pointing(f"#/{field}"):
+                found, fingerprint = service.embed(query.contents())
+        except NoTextEncoderError as error:
+            error.pointer = "#/texts"  # not that of a search
+            raise
+        vectors = []
+        for number, vector in enumerate(found):
+            with pointing(f"#/{field}/{number}"):
+                vectors.append(vector_values(vector))
+        return encode(answers.EmbedAnswer(vectors=vectors, fingerprint=fingerprint), service.telemetry)
 
     return await workers.run(work, request.receive)
 
@@ -299,25 +310,26 @@ def problem_details(error: InputError, request: Request) -> ProblemDetails:
     return ProblemDetails(**problem_document(error, instance_of(request.scope)))
 
 
-def _search(
-    service: SearchService, query: AnyQuery, options: SearchFields, fingerprint: str | None
-) -> Response:
-    chosen = options.options()
-    answer = service.find([query], chosen, fingerprint=fingerprint)
+def _search(service: SearchService, query: SearchRequest | ByIdRequest, fingerprint: str | None) -> Response:
+    options = query.options()
+    with pointing(query.place):
+        answer = service.find([query.query()], options, fingerprint=fingerprint)
     (hits,) = answer.found
     if isinstance(hits, InputError):
-        raise hits
+        with pointing(query.place):
+            raise hits
     summary = answer.summary
     found = answers.SearchAnswer(
         hits=[_hit(hit, summary) for hit in hits],
-        nothing_like_it=chosen.is_nothing_like_it(hits),
+        nothing_like_it=options.is_nothing_like_it(hits),
         fingerprint=summary.fingerprint,
     )
     return encode(found, service.telemetry)
 
 
 def _search_together(services: Sequence[SearchService], query: SearchRequest) -> Response:
-    found = find_in(services, query.query(), query.options(), fingerprint=query.fingerprint)
+    with pointing(query.place):
+        found = find_in(services, query.query(), query.options(), fingerprint=query.fingerprint)
     answer = answers.SearchAnswer(
         hits=[_hit(hit, summary, summary.name) for hit, summary in found],
         nothing_like_it=False,

@@ -12,7 +12,7 @@ from enum import Enum
 
 import numpy as np
 
-from retrieval.errors import InputError, LockedError, LookalikeError, StoreError
+from retrieval.errors import InputError, LockedError, LookalikeError, StoreError, pointing
 from retrieval.galleries.items import Item, item_values
 from retrieval.ingest.editor import Editor
 from retrieval.ingest.uploads import StoredUpload, Upload
@@ -124,7 +124,8 @@ def add(
         with writing(service) as editor:
             if editor.manifest.fingerprint != fingerprint:
                 raise UnavailableError(_REBUILT)
-            stored = editor.add(uploads, label or None, metadata)
+            with pointing("#/metadata"):
+                stored = editor.add(uploads, label or None, metadata)
             items = {item.id: item for item in editor.stored_items([upload.id for upload in stored])}
     added = (AddedImage(_item(service, items[upload.id]), upload.is_new) for upload in stored)
     return [vector if isinstance(vector, InputError) else next(added) for vector in vectors]
@@ -224,7 +225,8 @@ def update(
         (before,) = editor.stored_items([item])
         after = before.label if label is UNCHANGED else label or None
         if after != before.label or metadata:
-            editor.amend(before, after, metadata or {})
+            with pointing("#/metadata"):
+                editor.amend(before, after, metadata or {})
         (changed,) = editor.stored_items([item])
     return _item(service, changed)
 
@@ -275,7 +277,8 @@ def _open(service: SearchService) -> Editor:
 
 def _check_label(label: str | None) -> None:
     if label and (len(label) > MAX_LABEL_LENGTH or not is_text(label)):
-        raise InputError(f"invalid label: it must be text of at most {MAX_LABEL_LENGTH} characters")
+        with pointing("#/label"):
+            raise InputError(f"invalid label: it must be text of at most {MAX_LABEL_LENGTH} characters")
 
 
 def _check_disk(service: SearchService, size: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from retrieval.errors import pointing
 from retrieval.storage.decisions import Decision, DecisionLog
 from serve.core.changes import check_allowed, writing
 from serve.core.errors import UnknownDecisionError
@@ -40,7 +41,8 @@ def keep(service: SearchService, item: int) -> None:
     check_allowed(service)
     with writing(service) as editor:
         service.refresh()  # another process may have removed the image
-        find_item(service.gallery, item)
+        with pointing("#/id"):
+            find_item(service.gallery, item)
         (stored,) = editor.stored_items([item])
         editor.keep(stored)
 

@@ -58,6 +58,7 @@ class NoEmbeddingMapError(InputError):
 class CountMismatchError(InputError):
     """A condition selects another number of images than the request expects."""
 
+    pointer = "#/expected"
     code = "count-mismatch"
     status = 409
     title = "Another number of images"

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from retrieval.errors import ImageError, InputError
+from retrieval.errors import ImageError, InputError, pointing
 from retrieval.galleries.items import Item
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.images.load import OpenedImage, open_bytes, read_bytes
@@ -94,10 +94,9 @@ class Region:
         )
         region_width, region_height = box[2] - box[0], box[3] - box[1]
         if min(region_width, region_height) < MIN_SIDE:
-            raise InputError(
-                f"the region has {region_width} x {region_height} pixels of an image of {width} x {height}: "
-                f"at least {MIN_SIDE} x {MIN_SIDE} are required"
-            )
+            size = f"{region_width} x {region_height} pixels of an image of {width} x {height}"
+            with pointing("#/region"):
+                raise InputError(f"the region has {size}: at least {MIN_SIDE} x {MIN_SIDE} are required")
         return pixels[box[1] : box[3], box[0] : box[2]]
 
 
@@ -258,7 +257,8 @@ class QueryResolver:
         """
         model = model_of(state)
         if not model.has_text:
-            raise NoTextEncoderError("the gallery's model embeds images only: search by an image")
+            with pointing("#/text"):
+                raise NoTextEncoderError("the gallery's model embeds images only: search by an image")
         with self._telemetry.stage("embed"):
             return model.embed_texts(texts)
 

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from retrieval.analysis.heatmaps import Heatmaps, heatmaps_of_pixels
-from retrieval.errors import ConditionError, ImageError, InputError
+from retrieval.errors import ConditionError, ImageError, InputError, pointing
 from retrieval.galleries.items import Hits, Item
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.gallery import Gallery
@@ -383,7 +383,8 @@ class SearchService:
                     "locations: there are no heatmaps"
                 )
             seen, box = self._resolver.view(state, query)
-            other, other_box = self._resolver.view(state, item)
+            with pointing("#/item"):
+                other, other_box = self._resolver.view(state, item)
             with self.telemetry.stage("embed"):
                 found = heatmaps_of_pixels(embedder, np.stack([seen, other]))
             return Comparison(found, (box, other_box), state.gallery.fingerprint)
@@ -571,4 +572,5 @@ def _check_dimensions(state: LiveState, dimensions: int | None) -> None:
 def _check_model(gallery: SearchableGallery, fingerprint: str | None) -> None:
     if fingerprint is not None and fingerprint != gallery.fingerprint:
         models = f"the vector is of model {fingerprint[:12]}, the gallery of model {gallery.fingerprint[:12]}"
-        raise ModelMismatchError(f"{models}: embed the image again")
+        with pointing("#/fingerprint"):
+            raise ModelMismatchError(f"{models}: embed the image again")

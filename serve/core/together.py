@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from retrieval.errors import InputError
+from retrieval.errors import InputError, pointing
 from retrieval.galleries.items import Hit
 from retrieval.search.options import SearchOptions
 from serve.core.errors import ModelMismatchError
@@ -36,10 +36,11 @@ def find_in(
     models = {service.name: service.summary().fingerprint for service in services}
     if len({*models.values()}) > 1:
         named = ", ".join(f"{name} of {model[:12]}" for name, model in models.items())
-        raise ModelMismatchError(
-            f"the galleries are of different models ({named}), whose scores cannot be compared: search them "
-            "one after the other"
-        )
+        with pointing("#/galleries"):
+            raise ModelMismatchError(
+                f"the galleries are of different models ({named}), whose scores cannot be compared: search "
+                "them one after the other"
+            )
     first, *_ = services
     resolved, model = first.resolve(query, fingerprint=fingerprint)
     found = []

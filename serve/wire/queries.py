@@ -193,12 +193,21 @@ class TextFields(BaseModel):
         examples=[["handle"]],
     )
 
+    @property
+    def place(self) -> str:
+        """Place of the image in the request, as a JSON pointer; of the texts without one."""
+        given = (name for name in ("image", "id", "vector") if getattr(self, name, None) is not None)
+        return f"#/{next(given, 'text')}"
+
     def with_texts(self, image: SingleQuery | None) -> AnyQuery:
         """Return an image with the texts as one query."""
         if image is not None and not (self.text or self.without):
             return image
         views = [*([] if image is None else [image]), *map(TextQuery, self.text)]
-        return ComposedQuery(views, [*map(TextQuery, self.without)])
+        pointers = [*([] if image is None else [self.place])]
+        for name in ("text", "without"):
+            pointers += [f"#/{name}/{number}" for number in range(len(getattr(self, name)))]
+        return ComposedQuery(views, [*map(TextQuery, self.without)], pointers)
 
 
 class GalleriesField(BaseModel):

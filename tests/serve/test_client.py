@@ -84,7 +84,8 @@ def test_batch_returns_a_result_per_image(client: Client, shop: Path) -> None:
     assert [first, third] == [client.search(images[i], k=2, exclude=[1, 2]) for i in (0, 2)]
     assert isinstance(second, ApiError)
     assert second.code == "unusable-image"
-    assert second.more == {"reason": "not-an-image"}
+    assert second.more["reason"] == "not-an-image"
+    assert [fault["pointer"] for fault in second.more["errors"]] == ["#/queries/1/image"]
 
 
 def test_vectors_have_the_models_fingerprint(client: Client, gallery: Gallery, shop: Path) -> None:

@@ -183,6 +183,68 @@ def test_wrong_condition_has_a_pointer(api: httpx.Client, where: str) -> None:
     assert [fault["pointer"] for fault in listed["errors"]] == ["#/query/where"]
 
 
+POINTERS: list[tuple[str, str, dict[str, Any], list[str]]] = [
+    ("POST", "/search", {"json": {"id": 999}}, ["#/id"]),
+    ("POST", "/search", {"json": {"id": "nowhere"}}, ["#/id"]),
+    ("POST", "/search", {"json": {"id": 1, "region": [0, 0, 1e-5, 1e-5]}}, ["#/region"]),
+    ("POST", "/search", {"json": {"vector": [0.0] * 48}}, ["#/vector"]),
+    ("POST", "/search", {"json": {"vector": VECTOR[1:]}}, ["#/vector"]),
+    ("POST", "/search", {"json": {"vector": VECTOR, "fingerprint": "x"}}, ["#/fingerprint"]),
+    ("POST", "/search", {"json": {"image": "AAAA"}}, ["#/image"]),
+    ("POST", "/search", {"content": b"x", "headers": BYTES}, ["#/image"]),
+    ("POST", "/search", {"json": {"text": ["red"]}}, ["#/text"]),
+    ("POST", "/search", {"json": {"id": 1, "text": ["red"]}}, ["#/text"]),
+    ("POST", "/search", {"json": {"id": 99, "without": ["red"]}}, ["#/text"]),
+    ("POST", "/search", {"json": {"id": 1, "unlike": [{"id": 2}, {"id": 99}]}}, ["#/unlike/1/id"]),
+    ("POST", "/search", {"json": {"id": 1, "group_by": "colour"}}, ["#/group_by"]),
+    ("POST", "/search", {"json": {"id": 1, "order": "colour"}}, ["#/order"]),
+    ("POST", "/search", {"json": {"id": 1, "exclude": ["nowhere"]}}, ["#/exclude"]),
+    ("POST", "/search", {"json": {"id": 1, "min_probability": 0.5}}, ["#/min_probability"]),
+    ("POST", "/search", {"json": {"id": 1, "galleries": ["shop.gallery", "no"]}}, ["#/galleries/1"]),
+    ("POST", "/search", {"json": {"id": 99, "galleries": ["shop.gallery"]}}, ["#/id"]),
+    ("POST", "/search:batch", {"json": {"queries": [{"id": 1}], "order": "colour"}}, ["#/order"]),
+    (
+        "POST",
+        "/search:batch",
+        {"json": {"queries": [{"id": 1}, {"id": 99}], "together": True}},
+        ["#/queries"],
+    ),
+    ("POST", "/search", {"json": {"id": 1.5}}, ["#/id", "#/id"]),  # neither a number nor a key
+    ("POST", "/search", {"json": {"id": 1, "exclude": [2, None]}}, ["#/exclude/1", "#/exclude/1"]),
+    ("POST", "/search", {"json": {"like": [{"id": 1}, {"id": 1, "k": 2}]}}, ["#/like/1/k"]),
+    ("POST", "/search/by-id", {"json": {}}, ["#/id"]),
+    ("POST", "/embed", {"json": {"texts": ["red"]}}, ["#/texts"]),
+    ("POST", "/embed", {"json": {"images": ["AAAA"]}}, ["#/images/0"]),
+    ("POST", "/embeddings", {"json": {"input": ["red"]}}, ["#/input"]),
+    ("POST", "/embeddings", {"json": {"input": ["data:image/png;base64,AAAA"]}}, ["#/input/0"]),
+    ("POST", "/embeddings", {"json": {"model": "0" * 64, "input": ["red"]}}, ["#/model"]),
+    ("POST", "/preview", {"json": {"image": "AAAA"}}, ["#/image"]),
+    ("GET", "/items", {"params": {"order": "colour"}}, ["#/query/order"]),
+    ("GET", "/items", {"params": {"order": "label down"}}, ["#/query/order"]),
+    ("GET", "/items", {"params": {"cursor": "x", "order": "colour"}}, ["#/query/cursor"]),
+    ("GET", "/facets", {"params": {"columns": "label,colour"}}, ["#/query/columns"]),
+    ("GET", "/facets", {"params": {"columns": ",".join(["label"] * 51)}}, ["#/query/columns"]),
+    ("GET", "/items/by-key", {"params": {"key": "nowhere"}}, ["#/query/key"]),
+    ("GET", "/items/by-key", {}, ["#/query/key"]),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "request_", "pointers"), POINTERS)
+def test_every_wrong_field_has_a_pointer(
+    api: httpx.Client, method: str, path: str, request_: dict[str, Any], pointers: list[str]
+) -> None:
+    problem = api.request(method, f"/v1{path}", **request_).json()
+    assert [fault["pointer"] for fault in problem["errors"]] == pointers
+    assert problem["errors"][0]["detail"]
+
+
+def test_problem_of_a_query_among_several_has_its_place(api: httpx.Client) -> None:
+    queries = [{"id": 99}, {"id": 1}, {"vector": [1.0]}, {"id": 1, "region": [0, 0, 1e-5, 1]}]
+    results = api.post("/v1/search:batch", json={"queries": queries}).json()["results"]
+    places = [[fault["pointer"] for fault in one.get("problem", {}).get("errors", [])] for one in results]
+    assert places == [["#/queries/0/id"], [], ["#/queries/2/vector"], ["#/queries/3/region"]]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "pointer", "message"),
     [

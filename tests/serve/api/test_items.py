@@ -242,26 +242,29 @@ def test_label_and_metadata_are_changed(http: httpx.Client, client: Client, fold
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "place"),
     [
-        {},
-        {"metadata": {}},
-        {"label": 3},
-        {"label": "x" * 1001},
-        {"label": "\0"},
-        {"metadata": {"price": "cheap"}},
-        {"metadata": {"brand": 3}},
-        {"metadata": {"price": 2**70}},
-        {"metadata": {"score": 1}},
-        {"metadata": {"a\nb": 1}},
-        {"label": "ok", "metadata": {"price": [1]}},
-        {"label": "ok", "colour": "red"},
+        ({}, "#"),
+        ({"metadata": {}}, "#"),
+        ({"label": 3}, "#/label"),
+        ({"label": "x" * 1001}, "#/label"),
+        ({"label": "\0"}, "#/label"),
+        ({"metadata": {"price": "cheap"}}, "#/metadata"),
+        ({"metadata": {"brand": 3}}, "#/metadata"),
+        ({"metadata": {"price": 2**70}}, "#/metadata"),
+        ({"metadata": {"score": 1}}, "#/metadata"),
+        ({"metadata": {"a\nb": 1}}, "#/metadata"),
+        ({"label": "ok", "metadata": {"price": [1]}}, "#/metadata/price"),
+        ({"label": "ok", "colour": "red"}, "#/colour"),
     ],
 )
-def test_invalid_changes_are_refused(http: httpx.Client, folder: Path, body: dict[str, object]) -> None:
+def test_invalid_changes_are_refused(
+    http: httpx.Client, folder: Path, body: dict[str, object], place: str
+) -> None:
     before = http.get("/v1/items/1").json()
     answer = http.patch("/v1/items/1", json=body)
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
+    assert answer.json()["errors"][0]["pointer"] == place
     assert str(folder) not in answer.text
     assert http.get("/v1/items/1").json() == before
 
@@ -282,6 +285,7 @@ def test_images_of_a_condition_are_removed(http: httpx.Client, client: Client, f
     with pytest.raises(ApiError, match="131 images now, not 130; nothing was removed") as error:
         client.remove_where(where, counted.selected)
     assert (error.value.code, error.value.status) == ("count-mismatch", 409)
+    assert error.value.more["errors"][0]["pointer"] == "#/expected"
     for body in ({"where": where, "dry_run": False}, {"where": "", "expected": 0}, {"where": "price ="}, {}):
         answer = http.post("/v1/items:remove", json=body)
         assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
