@@ -28,6 +28,11 @@ def within_page(path: str) -> str:
     return _GALLERY_PREFIX.sub("", path, count=1) or "/"
 
 
+def within_api(path: str) -> str:
+    """Return a path of the API without its root or that of its gallery."""
+    return within_page(path.removeprefix(API))
+
+
 def parse_galleries(arguments: Sequence[str]) -> dict[str, Path]:
     """Parse `FOLDER` or `NAME=FOLDER` arguments to gallery folders by name.
 

@@ -1,23 +1,25 @@
-"""The route `/v1/embeddings`, for clients of OpenAI's API."""
+"""The routes `/v1/embeddings` and `/v1/models`, for clients of OpenAI's API."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import re
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
-from fastapi import APIRouter
+from fastapi import APIRouter, Path
 from starlette.requests import Request
 from starlette.responses import Response
 
 from retrieval.errors import ImageError, InputError, pointing
 from serve.api.bodies import JSON, read_body
 from serve.api.context import RequestWorkers, Service
-from serve.api.exception_handlers import BODY, CONTENT, LOAD, documented, validate
+from serve.api.exception_handlers import BODY, COMMON, CONTENT, LOAD, documented, validate
 from serve.api.openapi import accepts
 from serve.api.routes import encode, vector_values
-from serve.core.errors import FetchError, ModelMismatchError, NoTextEncoderError
+from serve.core.errors import FetchError, ModelMismatchError, NoTextEncoderError, UnknownModelError
 from serve.core.service import SearchService
 from serve.core.url_fetcher import MAX_BYTES
 from serve.wire.embeddings import (
@@ -26,6 +28,8 @@ from serve.wire.embeddings import (
     EmbeddingsAnswer,
     EmbeddingsRequest,
     ImageUrl,
+    Model,
+    ModelsAnswer,
     Usage,
 )
 
@@ -61,6 +65,41 @@ async def embeddings(request: Request, service: Service, workers: RequestWorkers
         query, contents = answer
         contents = await _fetch_images(contents, service)  # without occupying a thread
         return await workers.run(lambda: _answer(service, query, contents), request.receive)
+
+
+@router.get(
+    "/models",
+    summary="The model of the gallery, for clients of OpenAI's API.",
+    response_model=ModelsAnswer,
+    responses=documented(*COMMON),
+)
+async def list_models(service: Service) -> ModelsAnswer:
+    """What the route for embeddings answers with: one model, or none if the vectors were imported."""
+    return ModelsAnswer(data=await asyncio.to_thread(_models, service))
+
+
+@router.get(
+    "/models/{id:path}",
+    summary="A model, for clients of OpenAI's API.",
+    response_model=Model,
+    responses=documented(UnknownModelError, InputError, *COMMON),
+)
+async def model(
+    id: Annotated[str, Path(description="The fingerprint of a model.", max_length=1000)], service: Service
+) -> Model:
+    """The gallery has one at most."""
+    for found in await asyncio.to_thread(_models, service):
+        if found.id == id:
+            return found
+    raise UnknownModelError("the gallery has another model, or none: the list of models has its id")
+
+
+def _models(service: SearchService) -> list[Model]:
+    gallery = service.gallery
+    if not gallery.manifest.has_model:
+        return []
+    created = int(gallery.embedder.path.stat().st_mtime)
+    return [Model(id=gallery.fingerprint, created=created)]
 
 
 async def _fetch_images(contents: Sequence[Content], service: SearchService) -> list[Content]:

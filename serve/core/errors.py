@@ -172,6 +172,14 @@ class UnknownPictureError(ServerError):
     title = "No such picture"
 
 
+class UnknownModelError(ServerError):
+    """The gallery has another model, or none."""
+
+    code = "no-such-model"
+    status = 404
+    title = "No such model"
+
+
 class NotFoundError(ServerError):
     """No route has this path."""
 

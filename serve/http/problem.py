@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -12,10 +13,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import Scope
 
 from retrieval.errors import ImageError, InputError, LookalikeError
-from serve.addresses import API, within_page
+from serve.addresses import API, within_api, within_page
 from serve.core.errors import INTERNAL_DETAIL, InvalidRequestError, ServerError
 
-EMBEDDINGS = "/embeddings"  # the route for clients of OpenAI's API
+_OPENAI_PATH = re.compile(r"/(embeddings|models(/.*)?)")  # of the routes for clients of OpenAI's API
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients repeat requests with status 409
 MEDIA_TYPE = "application/problem+json"
@@ -64,7 +65,7 @@ def problem_response(
     """
     content = problem_document(error, instance_of(scope))
     headers = _headers(error) | dict(headers or {})
-    if scope["path"].startswith(API) and scope["path"].endswith(EMBEDDINGS):
+    if scope["path"].startswith(API) and _OPENAI_PATH.fullmatch(within_api(scope["path"])):
         content["error"] = openai_error(content)
         headers |= _NO_RETRY if error.status == HTTPStatus.CONFLICT else {}
     return JSONResponse(content, error.status, headers, media_type=MEDIA_TYPE)

@@ -155,6 +155,22 @@ class Usage(BaseModel):
     total_tokens: int
 
 
+class Model(BaseModel):
+    """The model of the gallery, as OpenAI's clients read it."""
+
+    id: str = Field(description="Its fingerprint, which an embedding may require.")
+    object: Literal["model"] = "model"
+    created: int = Field(description="When its file was written here, in seconds since 1970.")
+    owned_by: Literal["lookalike"] = "lookalike"
+
+
+class ModelsAnswer(BaseModel):
+    """The model of the gallery; none if its vectors were imported."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
 class EmbeddingsAnswer(BaseModel):
     """A vector for each input, in their order."""
 

@@ -116,6 +116,8 @@ def test_openapi_description_is_complete(described: dict[str, Any]) -> None:
         "search_batch",
         "embed",
         "embeddings",
+        "list_models",
+        "model",
         "heatmap",
         "preview",
         "share_picture",

@@ -213,3 +213,25 @@ def test_wrong_key_and_other_routes(servers: dict[str, str]) -> None:
     assert (caught.value.code, caught.value.type) == ("sign-in", "authentication_error")
     other = httpx.post(f"{servers['images']}/v1/embed", json={}, headers={"Authorization": f"Bearer {TOKEN}"})
     assert "error" not in other.json()
+
+
+def test_models_are_listed_for_openais_client(servers: dict[str, str]) -> None:
+    with openai.OpenAI(base_url=f"{servers['images']}/v1", api_key=TOKEN) as client:
+        (found,) = client.models.list().data
+        fingerprint = client.embeddings.create(model=found.id, input=[_data_url(_png())]).model
+        assert found.id == fingerprint
+        assert (found.object, found.owned_by) == ("model", "lookalike")
+        assert 1_600_000_000 < found.created < 2**33
+        assert client.models.retrieve(found.id) == found
+        with pytest.raises(openai.NotFoundError) as unknown:
+            client.models.retrieve("meta/other")
+        assert unknown.value.code == "no-such-model"
+        assert "another model" in unknown.value.message
+
+
+def test_gallery_without_a_model_lists_none(tmp_path: Path) -> None:
+    np.save(tmp_path / "v.npy", np.eye(3, dtype=np.float32))
+    Gallery.import_vectors(tmp_path / "g", tmp_path / "v.npy", name="other")
+    app = create_app(SearchService(tmp_path / "g"), page=False)
+    with answering(app) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        assert client.models.list().data == []

@@ -18,6 +18,7 @@ PROBLEMS = {
     "urls-not-allowed": (403, "Fetching images by URL is disabled"),
     "not-found": (404, "Not found"),
     "no-such-image": (404, "No such image"),
+    "no-such-model": (404, "No such model"),
     "no-such-job": (404, "No such job"),
     "no-such-decision": (404, "No such decision"),
     "no-evaluation": (404, "No evaluation"),
