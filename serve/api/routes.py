@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any
@@ -22,6 +23,7 @@ from serve.api.context import AllServices, RequestWorkers, SearchedTogether, Ser
 from serve.api.exception_handlers import BODY, COMMON, CONTENT, LOAD, documented, validate
 from serve.api.openapi import accepts
 from serve.core.errors import (
+    UNREACHABLE,
     InvalidRequestError,
     ModelMismatchError,
     NoModelError,
@@ -38,7 +40,14 @@ from serve.core.telemetry import MEDIA_TYPE, Telemetry
 from serve.core.together import find_in
 from serve.http.problem import instance_of, problem_document
 from serve.wire import hits as answers
-from serve.wire.galleries import GalleriesAnswer, GalleryAnswer, HealthAnswer, ReadyAnswer, ServedGallery
+from serve.wire.galleries import (
+    GalleriesAnswer,
+    GalleryAnswer,
+    HealthAnswer,
+    ReadyAnswer,
+    ReadyGallery,
+    ServedGallery,
+)
 from serve.wire.problems import ProblemDetails
 from serve.wire.queries import (
     BatchParameters,
@@ -50,6 +59,7 @@ from serve.wire.queries import (
     SearchRequest,
 )
 
+_log = logging.getLogger("lookalike.serve")
 _NO_STORE = {"Cache-Control": "no-store"}
 _AT_ROOT = {"servers": [{"url": "/"}]}  # in the OpenAPI description of /v1
 _OPERATOR_ERRORS = (SignInError, RateLimitError, SignInRateLimitError, LookalikeError)
@@ -225,20 +235,15 @@ async def gallery(service: Service) -> GalleryAnswer:
     "/galleries",
     summary="The galleries of this server.",
     response_model=GalleriesAnswer,
+    response_model_exclude_unset=True,
     responses=documented(*COMMON),
 )
-async def galleries(services: AllServices) -> GalleriesAnswer:
-    """The routes under /v1 are those of the first gallery; each gallery has the same under its address."""
+async def galleries(request: Request, services: AllServices) -> GalleriesAnswer:
+    """The routes under /v1 are those of the first gallery; each gallery has the same under its address. One
+    that cannot be read at the moment has a `problem`."""
+    states = await _states(services, request)
     return GalleriesAnswer(
-        galleries=[
-            ServedGallery(
-                name=summary.name,
-                images=summary.images,
-                fingerprint=summary.fingerprint,
-                address=api_of(summary.name),
-            )
-            for summary in await asyncio.to_thread(_summaries, services)
-        ]
+        galleries=[ServedGallery(name=name, address=api_of(name), **state) for name, state in states.items()]
     )
 
 
@@ -263,13 +268,18 @@ async def healthz() -> Response:
     response_description="Galleries and models are available.",
     openapi_extra=_AT_ROOT,
 )
-async def readyz(services: AllServices) -> Response:
-    """If they are not, send no requests to the server."""
-    found = await asyncio.to_thread(_summaries, services)
-    ready = {
-        summary.name: {"images": summary.images, "fingerprint": summary.fingerprint} for summary in found
-    }
-    return JSONResponse({"status": "ready", "galleries": ready}, headers=_NO_STORE)
+async def readyz(request: Request, services: AllServices) -> Response:
+    """Each gallery has its state. The answer is 503 if none of them can be read: then send no requests to
+    the server."""
+    states = await _states(services, request)
+    problems = [state["problem"] for state in states.values() if "problem" in state]
+    if len(problems) == len(services):
+        raise UnavailableError(problems[0].detail)
+    ready = ReadyAnswer(
+        status="degraded" if problems else "ready",
+        galleries={name: ReadyGallery(**state) for name, state in states.items()},
+    )
+    return Response(ready.model_dump_json(exclude_unset=True), headers=_NO_STORE, media_type=JSON)
 
 
 @operations_router.get(
@@ -305,7 +315,7 @@ def image_fields(item: Item, summary: GallerySummary) -> dict[str, Any]:
     }
 
 
-def problem_details(error: InputError, request: Request) -> ProblemDetails:
+def problem_details(error: LookalikeError, request: Request) -> ProblemDetails:
     """Return the problem of one of several images or queries in a request."""
     return ProblemDetails(**problem_document(error, instance_of(request.scope)))
 
@@ -397,8 +407,21 @@ def vector_values(vector: np.ndarray | InputError) -> list[float]:
     return [float(f"{number:.9g}") for number in vector]
 
 
-def _summaries(services: Sequence[SearchService]) -> list[GallerySummary]:
-    return [service.check() for service in services]
+async def _states(services: Sequence[SearchService], request: Request) -> dict[str, dict[str, Any]]:
+    """Return the public state of each gallery by name; one that does not answer delays no other."""
+
+    def state(service: SearchService) -> dict[str, Any]:
+        try:
+            found = service.check()
+        except StoreError as error:
+            _log.error("%s: %s", service.name, error)
+            return {"problem": problem_details(UnavailableError(UNREACHABLE), request)}
+        except UnavailableError as error:
+            return {"problem": problem_details(error, request)}
+        return {"images": found.images, "fingerprint": found.fingerprint}
+
+    states = await asyncio.gather(*(asyncio.to_thread(state, service) for service in services))
+    return dict(zip((service.name for service in services), states, strict=True))
 
 
 def _metrics_text(services: Sequence[SearchService]) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -9,6 +11,7 @@ from pydantic import (
 )
 
 from serve.wire.fields import Fingerprint
+from serve.wire.problems import ProblemDetails
 
 
 class Indexing(BaseModel):
@@ -54,8 +57,9 @@ class ServedGallery(BaseModel):
     """One of the galleries of a server."""
 
     name: str = Field(examples=["birds"])
-    images: int
-    fingerprint: Fingerprint
+    images: int | None = Field(None, description="Missing if it cannot be read at the moment.")
+    fingerprint: Fingerprint | None = None
+    problem: ProblemDetails | None = Field(None, description="Why it cannot be read; the others can.")
     address: str = Field(description="URL path of the gallery's API.", examples=["/v1/galleries/birds"])
 
 
@@ -72,14 +76,15 @@ class HealthAnswer(BaseModel):
 
 
 class ReadyGallery(BaseModel):
-    """A gallery that can be searched."""
+    """State of a gallery: what is in it, or why it cannot be read."""
 
-    images: int
-    fingerprint: Fingerprint
+    images: int | None = None
+    fingerprint: Fingerprint | None = None
+    problem: ProblemDetails | None = None
 
 
 class ReadyAnswer(BaseModel):
     """State of the galleries."""
 
-    status: str = Field(examples=["ready"])
+    status: Literal["ready", "degraded"] = Field(description="degraded: some galleries cannot be read.")
     galleries: dict[str, ReadyGallery] = Field(description="Galleries by name.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +15,11 @@ from hypothesis import strategies as st
 from retrieval import Gallery
 from retrieval.errors import InputError
 from serve.addresses import api_of, page_of, parse_galleries, within_page
+from serve.app import create_app
 from serve.client import ApiError, Client
+from serve.core.service import SearchService
 from tests.conftest import draw
+from tests.serve.asgi_server import answering
 from tests.serve.serving import SERVE, Server, serving
 
 
@@ -110,6 +114,35 @@ def test_other_paths_are_not_found(both: Server, path: str) -> None:
 def test_single_gallery_has_no_gallery_list(server: Server) -> None:
     assert "<select" not in _component(httpx.get(f"{server.url}/config").json(), "header")
     assert httpx.get(f"{server.url}/v1/galleries/shop/gallery").json()["images"] == 24
+
+
+def test_one_gallery_that_fails_does_not_fail_the_others(
+    tmp_path: Path, shop_gallery: Path, others: Path
+) -> None:
+    folders = {"shop": shutil.copytree(shop_gallery, tmp_path / "shop"), "others": tmp_path / "others"}
+    shutil.copytree(others, folders["others"])
+    services = [SearchService(folder, name=name) for name, folder in folders.items()]
+    with answering(create_app(*services, page=False)) as url, Client(url) as client:
+        assert httpx.get(f"{url}/readyz").json()["status"] == "ready"
+        folders["shop"].rename(tmp_path / "away")
+        ready = httpx.get(f"{url}/readyz")
+        assert (ready.status_code, ready.json()["status"]) == (200, "degraded")
+        states = ready.json()["galleries"]
+        assert states["shop"]["problem"]["code"] == "gallery-unavailable"
+        assert str(tmp_path) not in ready.text
+        assert {*states["others"]} == {"images", "fingerprint"}
+        shop, other = client.galleries()
+        assert (shop.name, shop.images, other.name, other.images) == ("shop", None, "others", 5)
+        assert shop.problem is not None
+        assert (shop.problem.status, other.problem) == (503, None)
+        assert httpx.get(f"{url}{other.address}/gallery").json()["images"] == 5
+        folders["others"].rename(tmp_path / "gone")
+        ready = httpx.get(f"{url}/readyz")
+        assert (ready.status_code, ready.json()["code"]) == (503, "gallery-unavailable")
+        assert len(client.galleries()) == 2
+        (tmp_path / "away").rename(folders["shop"])
+        assert httpx.get(f"{url}/readyz").json()["status"] == "degraded"
+        assert client.galleries()[0].images == 24
 
 
 # ---- names
