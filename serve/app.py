@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import Mount
+from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -131,6 +131,11 @@ def create_app(
         app.mount(api_of(service.name), _create_api(context(service)))
     app.mount(API, _create_api(context(services[0]), is_root=True))
     app.include_router(routes.operations_router)
+    # Before the page, which would answer with its own errors.
+    app.router.routes.append(Route(API, _Refusing(404)))
+    for route in routes.operations_router.routes:
+        assert isinstance(route, Route)
+        app.router.routes.append(Route(route.path, _Refusing(405, {"Allow": "GET, HEAD"})))
     exception_handlers.install(app, telemetry)
     if pages:
         app.add_middleware(CORSMiddleware, allow_origins=[])  # else Gradio allows all origins
@@ -138,6 +143,22 @@ def create_app(
     else:
         app.add_api_route("/", _redirect_to_reference)
     return app
+
+
+class _Refusing:
+    """ASGI application that refuses all requests.
+
+    Args:
+        status: The HTTP status.
+        headers: Headers of the response.
+    """
+
+    def __init__(self, status: int, headers: dict[str, str] | None = None) -> None:
+        self._status, self._headers = status, headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        raise HTTPException(self._status, headers=self._headers)
 
 
 async def _redirect_to_reference() -> Response:
@@ -167,19 +188,22 @@ def _create_api(context: Context, *, is_root: bool = False) -> FastAPI:
     )
     set_context(api, replace(context, is_root=is_root))
     api.add_middleware(OldPathsMiddleware)
-    if is_root:
-        api.include_router(routes.galleries_router)
-    api.include_router(routes.router)
-    api.include_router(embeddings.router)
-    api.include_router(changes.router)
-    api.include_router(items.router)
-    api.include_router(decisions.router)
-    api.include_router(evaluation.router)
-    api.include_router(heatmap.router)
-    api.include_router(picture_routes.router)
-    api.include_router(job_routes.router)
-    api.include_router(reference.router)
-    exception_handlers.install(api, context.service.telemetry)
+    routers = [
+        *([routes.galleries_router] if is_root else []),
+        routes.router,
+        embeddings.router,
+        changes.router,
+        items.router,
+        decisions.router,
+        evaluation.router,
+        heatmap.router,
+        picture_routes.router,
+        job_routes.router,
+        reference.router,
+    ]
+    for router in routers:
+        api.include_router(router)
+    exception_handlers.install(api, context.service.telemetry, routers)
     openapi.complete_description(api, routes.operations_router)
     return api
 

@@ -6,12 +6,14 @@ Errors of the project carry their code and status; those of FastAPI, Starlette a
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 from typing import Any, TypeVar, get_args
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -91,8 +93,20 @@ def validate(model: type[M], values: Any) -> M:
         raise _invalid_request(placed, model) from None
 
 
-def install(app: FastAPI, telemetry: Telemetry) -> None:
-    """Respond to every error of an application with a problem document, and count it."""
+def install(app: FastAPI, telemetry: Telemetry, routers: Sequence[APIRouter] = ()) -> None:
+    """Respond to every error of an application with a problem document, and count it.
+
+    Args:
+        app: The application.
+        telemetry: Counts the problems.
+        routers: Its routes, for the header `Allow`; FastAPI names the methods of one route of a path.
+    """
+    methods = defaultdict[str, set[str]](set)
+    for router in routers:
+        for route in router.routes:
+            assert isinstance(route, APIRoute)
+            named = route.methods or set()
+            methods[route.path] |= {*named, *(["HEAD"] if "GET" in named else [])}
 
     def respond(request: Request, error: LookalikeError, headers: Any = None) -> Response:
         telemetry.problems.labels(error.code).inc()
@@ -114,7 +128,11 @@ def install(app: FastAPI, telemetry: Telemetry) -> None:
 
     @app.exception_handler(HTTPException)
     async def handle_http_exception(request: Request, error: HTTPException) -> Response:
-        return respond(request, _of_http_exception(error), error.headers)
+        headers = dict(error.headers or {})
+        found = methods.get(getattr(request.scope.get("route"), "path", ""))
+        if found and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            headers["Allow"] = ", ".join(sorted(found))
+        return respond(request, _of_http_exception(error), headers)
 
     @app.exception_handler(RequestValidationError)
     async def handle_invalid_parameters(request: Request, error: RequestValidationError) -> Response:

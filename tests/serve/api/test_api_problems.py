@@ -143,6 +143,12 @@ def test_invalid_requests_get_documented_problems(
         assert problem["reason"] == "not-an-image"
 
 
+WRONG_METHODS = [
+    *(("POST", path) for path in ("/healthz", "/readyz", "/metrics", "/v1/gallery", "/v1/models")),
+    *(("ODD", path) for path in ("/healthz", "/v1/items/1", "/v1/galleries")),
+]
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
@@ -152,7 +158,10 @@ def test_invalid_requests_get_documented_problems(
         ("GET", f"/v1/items/{10**30}/thumbnail", 404, "no-such-image"),
         ("GET", "/v1/search", 405, "method-not-allowed"),
         ("PUT", "/v1/items/1", 405, "method-not-allowed"),
-        ("POST", "/healthz", 405, "method-not-allowed"),
+        *((method, path, 405, "method-not-allowed") for method, path in WRONG_METHODS),
+        *((method, path, 404, "not-found") for method in ("GET", "POST", "ODD") for path in ("/v1", "/v1/")),
+        ("GET", "/v1/galleries/shop.gallery", 404, "not-found"),
+        ("GET", "/v1/galleries/nowhere/items", 404, "not-found"),
         ("GET", "/nowhere", 404, "not-found"),
     ],
 )
@@ -162,6 +171,15 @@ def test_unknown_routes_and_methods(
     answer = api.request(method, path)
     _problem(answer, status, code)
     assert (status == 405) == ("allow" in answer.headers)
+
+
+def test_all_methods_of_a_path_are_allowed(api: httpx.Client) -> None:
+    for path, allowed in (
+        ("/v1/items/1", "DELETE, GET, HEAD, PATCH"),
+        ("/v1/items", "GET, HEAD, POST"),
+        ("/v1/search", "POST"),
+    ):
+        assert api.put(path).headers["allow"] == allowed
 
 
 def test_all_faults_are_listed_with_json_pointers(api: httpx.Client) -> None:
