@@ -12,11 +12,12 @@ from retrieval.errors import ImageError, InputError
 from serve.api.bodies import BYTES, FORM, JSON, read_body
 from serve.api.context import RequestWorkers, Service
 from serve.api.exception_handlers import BODY, LOAD, documented, validate
-from serve.api.items import ItemId
+from serve.api.items import IfMatch, ItemId, unchanged
 from serve.api.openapi import accepts
 from serve.api.routes import image_fields, problem_details
 from serve.core import changes
 from serve.core.errors import (
+    ChangedError,
     ChangesNotAllowedError,
     ForbiddenError,
     NoModelError,
@@ -77,12 +78,14 @@ async def add_items(
     "/items/{id:int}",
     summary="Remove an image from the gallery.",
     status_code=204,
-    responses=documented(UnknownItemError, InputError, *_CHANGE_ERRORS),
+    responses=documented(UnknownItemError, ChangedError, InputError, *_CHANGE_ERRORS),
 )
-async def remove_item(id: ItemId, service: Service, workers: RequestWorkers) -> Response:
+async def remove_item(
+    id: ItemId, service: Service, workers: RequestWorkers, if_match: IfMatch = None
+) -> Response:
     """Its file is deleted if the gallery stores it, after an addition; other files stay."""
     changes.check_allowed(service)
-    await workers.run(lambda: changes.remove(service, [id]))
+    await workers.run(lambda: changes.remove(service, [id], check=unchanged(service, if_match)))
     return Response(status_code=204)
 
 

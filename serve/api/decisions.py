@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from retrieval.errors import InputError
+from retrieval.errors import InputError, pointing
+from retrieval.storage.decisions import Decision as StoredDecision
 from serve.api.bodies import JSON, read_body
 from serve.api.context import RequestWorkers, Service
 from serve.api.exception_handlers import BODY, LOAD, documented, validate
+from serve.api.items import IfMatch, unchanged
 from serve.api.openapi import accepts
 from serve.core import changes, decisions
 from serve.core.errors import (
+    ChangedError,
     ChangesNotAllowedError,
     ForbiddenError,
     UnknownDecisionError,
     UnknownItemError,
     UnwritableError,
 )
+from serve.http.representations import etag_of, matches
 from serve.wire.decisions import Decision, DecisionParameters, DecisionsAnswer, KeepRequest
 
 _ERRORS = (ForbiddenError, ChangesNotAllowedError, UnwritableError, *LOAD)
+DecisionNumber = Annotated[int, Path(description="The number of a decision.", ge=1)]
 router = APIRouter()
 
 
@@ -49,11 +55,22 @@ async def list_decisions(
     return await workers.run(work, request.receive)
 
 
+@router.get(
+    "/decisions/{n:int}",
+    summary="A decision by its number.",
+    response_model=Decision,
+    responses=documented(UnknownDecisionError, InputError, *_ERRORS),
+)
+async def decision(n: DecisionNumber, service: Service) -> Response:
+    """With its `ETag`, which changes when it is undone."""
+    return Response(_body(await asyncio.to_thread(decisions.read_decision, service, n)), media_type=JSON)
+
+
 @router.post(
     "/decisions",
     summary="Decide that an image is right as it is.",
     status_code=204,
-    responses=documented(*BODY, UnknownItemError, *_ERRORS),
+    responses=documented(*BODY, UnknownItemError, ChangedError, *_ERRORS),
     openapi_extra=accepts(KeepRequest),
 )
 async def keep_image(request: Request, service: Service, workers: RequestWorkers) -> Response:
@@ -63,7 +80,10 @@ async def keep_image(request: Request, service: Service, workers: RequestWorkers
     body = await read_body(request, JSON)
 
     def work() -> Response:
-        decisions.keep(service, validate(KeepRequest, body.values()).id)
+        query = validate(KeepRequest, body.values())
+        tags = None if query.etag is None else [query.etag]
+        with pointing("#/etag"):
+            decisions.keep(service, query.id, unchanged(service, tags))
         return Response(status_code=204)
 
     return await workers.run(work)
@@ -73,15 +93,22 @@ async def keep_image(request: Request, service: Service, workers: RequestWorkers
     "/decisions/{n:int}",
     summary="Undo a decision.",
     status_code=204,
-    responses=documented(UnknownDecisionError, InputError, *_ERRORS),
+    responses=documented(UnknownDecisionError, ChangedError, InputError, *_ERRORS),
 )
 async def undo_decision(
-    n: Annotated[int, Path(description="The number of a decision.", ge=1)],
-    service: Service,
-    workers: RequestWorkers,
+    n: DecisionNumber, service: Service, workers: RequestWorkers, if_match: IfMatch = None
 ) -> Response:
     """A label changes back, if it is still the one decided on. An image that was removed comes back when its
     folder is indexed again. Undoing again has no further effect."""
     changes.check_allowed(service)
-    await workers.run(lambda: decisions.undo(service, n))
+
+    def check(found: StoredDecision) -> None:
+        if if_match is not None and not matches(", ".join(if_match), etag_of(_body(found))):
+            raise ChangedError(f"decision {n} was undone in the meantime: look at it again")
+
+    await workers.run(lambda: decisions.undo(service, n, check))
     return Response(status_code=204)
+
+
+def _body(found: StoredDecision) -> bytes:
+    return Decision.model_validate(found, from_attributes=True).model_dump_json().encode()

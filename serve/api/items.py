@@ -6,9 +6,10 @@ An item is an image of the gallery.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Header, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -25,6 +26,7 @@ from serve.api.routes import image_fields
 from serve.core import changes
 from serve.core.cursors import Listing
 from serve.core.errors import (
+    ChangedError,
     ChangesNotAllowedError,
     CountMismatchError,
     ForbiddenError,
@@ -34,7 +36,7 @@ from serve.core.errors import (
 from serve.core.examples import examples
 from serve.core.service import GallerySummary, SearchService
 from serve.core.thumbnails import MISSING, Thumbnail
-from serve.http.representations import etag_of
+from serve.http.representations import etag_of, matches
 from serve.wire.fields import Key
 from serve.wire.images import Image
 from serve.wire.items import (
@@ -78,6 +80,10 @@ Version = Annotated[
     ),
 ]
 
+IfMatch = Annotated[
+    list[str] | None,
+    Header(description="`ETag` of what the client has read; if it is another one now, nothing is changed."),
+]
 router = APIRouter()
 
 
@@ -231,20 +237,26 @@ async def facets(
     "/items/{id:int}",
     summary="Change the label or the metadata of an image.",
     response_model=Image,
-    responses=documented(*BODY, UnknownItemError, *_CHANGE_ERRORS),
+    responses=documented(*BODY, UnknownItemError, ChangedError, *_CHANGE_ERRORS),
     response_description="The image as it is now.",
     openapi_extra=accepts(UpdateRequest),
 )
-async def update_item(id: ItemId, request: Request, service: Service, workers: RequestWorkers) -> Image:
+async def update_item(
+    id: ItemId,
+    request: Request,
+    service: Service,
+    workers: RequestWorkers,
+    if_match: IfMatch = None,
+) -> Response:
     """What is not named stays. A new column is added; all values of a column are text, or all are numbers."""
     changes.check_allowed(service)
     body = await read_body(request, JSON)
 
-    def work() -> Image:
+    def work() -> Response:
         query = validate(UpdateRequest, body.values())
         label = query.label if "label" in query.model_fields_set else changes.UNCHANGED
-        item = changes.update(service, id, label, query.metadata)
-        return Image(**image_fields(item, service.summary()))
+        item = changes.update(service, id, label, query.metadata, check=unchanged(service, if_match))
+        return _answer(item, service.summary())
 
     return await workers.run(work)
 
@@ -284,9 +296,32 @@ def _item(service: SearchService, name: int | str) -> Response:
     return _answer(service.item(name), service.summary())
 
 
+def unchanged(service: SearchService, tags: Sequence[str] | None) -> changes.Check | None:
+    """Return a check that an item is still one that the client has read; `None` if it named none.
+
+    Args:
+        service: The gallery.
+        tags: Values of the header `If-Match`.
+    """
+    if tags is None:
+        return None
+    condition = ", ".join(tags)
+
+    def check(item: Item) -> None:
+        if not matches(condition, etag_of(_body(item, service.summary()))):
+            what = f"its label is {item.label!r}" if item.label else "it has no label"
+            raise ChangedError(f"image {item.id} was changed in the meantime ({what} now): look at it again")
+
+    return check
+
+
+def _body(item: Item, summary: GallerySummary) -> bytes:
+    return Image(**image_fields(item, summary)).model_dump_json().encode()
+
+
 def _answer(item: Item, summary: GallerySummary) -> Response:
     """Return an item with its entity tag, which changes with its facts."""
-    body = Image(**image_fields(item, summary)).model_dump_json().encode()
+    body = _body(item, summary)
     return Response(body, headers={"ETag": etag_of(body), "Cache-Control": _REVALIDATED}, media_type=JSON)
 
 

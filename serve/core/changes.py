@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -46,6 +46,8 @@ class _Unchanged(Enum):
 
 
 UNCHANGED = _Unchanged.UNCHANGED
+Check = Callable[[Item], None]
+"""Raises an `InputError` if an item is not as it has to be; called while nobody else changes the gallery."""
 
 
 @dataclass(frozen=True)
@@ -131,13 +133,16 @@ def add(
     return [vector if isinstance(vector, InputError) else next(added) for vector in vectors]
 
 
-def remove(service: SearchService, items: Sequence[int], *, uuid: str | None = None) -> None:
+def remove(
+    service: SearchService, items: Sequence[int], *, uuid: str | None = None, check: Check | None = None
+) -> None:
     """Remove images from the gallery in one transaction, and the files that the gallery stores itself.
 
     Args:
         service: The gallery.
         items: Ids of the items.
         uuid: UUID of the gallery that the ids were read from; a rebuilt gallery has other ids.
+        check: Receives each item as it is now; what it raises keeps all of them.
 
     Raises:
         ChangesNotAllowedError: Visitors may not change the gallery.
@@ -148,6 +153,10 @@ def remove(service: SearchService, items: Sequence[int], *, uuid: str | None = N
     with writing(service) as editor:
         if uuid not in (None, editor.manifest.uuid):
             raise UnavailableError(_REBUILT)
+        if check is not None:
+            service.refresh()  # another process may have changed them
+            for item in items:
+                check(find_item(service.gallery, item))
         try:
             if any(item >= 2**63 for item in items):  # too large for SQLite
                 raise InputError(f"no item {max(items)}; nothing was removed")
@@ -201,6 +210,8 @@ def update(
     item: int,
     label: str | _Unchanged | None = UNCHANGED,
     metadata: Mapping[str, Value] | None = None,
+    *,
+    check: Check | None = None,
 ) -> Item:
     """Change the label or metadata of an image, and return it.
 
@@ -209,6 +220,7 @@ def update(
         item: Id of the item.
         label: Its label from now on; empty or None for none.
         metadata: Values of the columns that change; None removes a value.
+        check: Receives the item as it is now; what it raises keeps it.
 
     Raises:
         UnknownItemError: There is no such image.
@@ -221,7 +233,9 @@ def update(
         _check_label(label)
     with writing(service) as editor:
         service.refresh()  # another process may have removed the image
-        find_item(service.gallery, item)
+        present = find_item(service.gallery, item)
+        if check is not None:
+            check(present)
         (before,) = editor.stored_items([item])
         after = before.label if label is UNCHANGED else label or None
         if after != before.label or metadata:

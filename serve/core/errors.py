@@ -64,6 +64,14 @@ class CountMismatchError(InputError):
     title = "Another number of images"
 
 
+class ChangedError(InputError):
+    """What a request changes is not as the client has read it."""
+
+    code = "changed"
+    status = 412
+    title = "Changed in the meantime"
+
+
 class FetchError(InputError):
     """The URL of an image is not allowed, or no image could be fetched from it."""
 

@@ -45,3 +45,8 @@ class KeepRequest(BaseModel):
 
     action: Literal["keep"]
     id: int = Field(ge=0, description="The id of the image.")
+    etag: str | None = Field(
+        None,
+        max_length=1000,
+        description="`ETag` of the image that was looked at; if it is another one now, nothing is decided.",
+    )

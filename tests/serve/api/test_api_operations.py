@@ -140,6 +140,7 @@ def test_openapi_description_is_complete(described: dict[str, Any]) -> None:
         "update_item",
         "remove_items",
         "list_decisions",
+        "decision",
         "keep_image",
         "undo_decision",
         "evaluation",

@@ -29,6 +29,7 @@ PROBLEMS = {
     "no-text-encoder": (409, "The gallery cannot be searched by text"),
     "no-embedding-map": (409, "The gallery's model has no embedding map"),
     "count-mismatch": (409, "Another number of images"),
+    "changed": (412, "Changed in the meantime"),
     "too-large": (413, "Request too large"),
     "unsupported-media-type": (415, "Unsupported media type"),
     "invalid-request": (422, "Invalid request"),
