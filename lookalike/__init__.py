@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from retrieval import metrics as metrics
     from retrieval.plugins import register_plugin as register_plugin
     from serve.client import ApiError as ApiError
+    from serve.client import AsyncClient as AsyncClient
     from serve.client import Client as Client
     from train import data as datasets  # noqa: F401
     from train import losses as losses
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 _MODULES = {"datasets": "train.data", "losses": "train.losses", "metrics": "retrieval.metrics"}
 _HOMES = {
     "ApiError": "serve.client",
+    "AsyncClient": "serve.client",
     "Client": "serve.client",
     "Embedder": "retrieval",
     "EmbeddingTransformer": "retrieval",

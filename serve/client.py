@@ -6,6 +6,8 @@
         for hit in client.search("query.jpg", k=5, where="price < 30"):
             print(f"{hit.score:.3f}  {hit.key}  {hit.metadata}")
 
+`AsyncClient` is the same for asyncio.
+
 Error responses raise an `ApiError` with a stable `code`, which is empty if the response is not from a
 Lookalike server but, say, from a proxy. Connection errors are those of `httpx`.
 """
@@ -14,8 +16,7 @@ from __future__ import annotations
 
 import base64
 import io
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +29,7 @@ from pydantic import BaseModel, Field
 from retrieval.errors import InputError
 from retrieval.search.options import SearchKeywords, SearchOptions, takes_search_options
 from serve.addresses import API, api_of
+from serve.exchanges import Asynchronous, Blocking, Found, ListingSteps, Request, Steps, exchange, listing
 from serve.wire.decisions import Decision, DecisionsAnswer
 from serve.wire.evaluation import EvaluationAnswer as Evaluation
 from serve.wire.evaluation import EvaluationMetric as Metric
@@ -58,6 +60,7 @@ __all__ = [  # the answers are part of the interface of the client
     "UNCHANGED",
     "Added",
     "ApiError",
+    "AsyncClient",
     "Client",
     "Conflict",
     "Evaluation",
@@ -72,6 +75,7 @@ __all__ = [  # the answers are part of the interface of the client
     "Job",
     "Metric",
     "Removal",
+    "Requests",
     "Result",
     "ServedGallery",
     "Unchanged",
@@ -80,6 +84,8 @@ __all__ = [  # the answers are part of the interface of the client
 _TIMEOUT_SECONDS = 35.0  # longer than the default deadline of the server
 _BYTES_HEADERS = {"Content-Type": "application/octet-stream"}
 _MAX_EXCERPT = 100  # characters of a response that is not from a Lookalike server
+_FACTS = ("id", "key", "label", "metadata", "width", "height")
+_IF_MATCH = "If-Match"
 T = TypeVar("T")
 
 
@@ -207,34 +213,12 @@ class _Jobs(BaseModel):
     jobs: list[Job]
 
 
-class Client:
-    """Thread-safe client of one server. Keeps connections open until `close()` or the end of `with`.
+class Requests:
+    """The requests of both clients: `Client` returns the answers, `AsyncClient` coroutines of them."""
 
-    Args:
-        url: Address of the server, such as `http://127.0.0.1:7860`.
-        token: Token, if the server requires one.
-        user: User name and password, if the server requires them.
-        gallery: Name of a gallery; by default the first.
-        seconds: Timeout of a request.
-        transport: Transport of httpx, for tests without a network.
-    """
+    _api: str
 
-    def __init__(
-        self,
-        url: str,
-        token: str | None = None,
-        *,
-        user: tuple[str, str] | None = None,
-        gallery: str | None = None,
-        seconds: float = _TIMEOUT_SECONDS,
-        transport: httpx.BaseTransport | None = None,
-    ) -> None:
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._api = API if gallery is None else api_of(quote(gallery, safe=""))
-        self._http = httpx.Client(
-            base_url=url, headers=headers, auth=user, timeout=seconds, transport=transport
-        )
-
+    @exchange
     @takes_search_options
     def search(
         self,
@@ -252,7 +236,7 @@ class Client:
         k: int = SearchOptions.k,
         galleries: Iterable[str] = (),
         **options: Unpack[SearchKeywords],
-    ) -> list[Hit]:
+    ) -> Steps[list[Hit]]:
         """Return the images most similar to an image, an item, a vector or a URL, to texts, or to both.
 
         Args:
@@ -300,8 +284,9 @@ class Client:
             request = {"json": given | _view(query) | _without_none({"fingerprint": fingerprint})}
         if names:
             request["api"] = API
-        return self._request_json(SearchAnswer.model_validate_json, "POST", "/search", **request).hits
+        return (yield from self._ask(SearchAnswer.model_validate_json, "POST", "/search", **request)).hits
 
+    @exchange
     @takes_search_options
     def search_batch(
         self,
@@ -310,7 +295,7 @@ class Client:
         together: bool = False,
         k: int = SearchOptions.k,
         **options: Unpack[SearchKeywords],
-    ) -> list[list[Hit] | ApiError]:
+    ) -> Steps[list[list[Hit] | ApiError]]:
         """Return the hits of each image, or its error. What is not listed is as for `search`.
 
         Args:
@@ -322,20 +307,25 @@ class Client:
         """
         params = _options(k, options) | {"together": together}
         files = _files(images)
-        return self._request_json(_batch, "POST", "/search:batch", params=params, files=files)
+        return (yield from self._ask(_batch, "POST", "/search:batch", params=params, files=files))
 
-    def embed_texts(self, texts: Sequence[str]) -> Vectors:
+    @exchange
+    def embed_texts(self, texts: Sequence[str]) -> Steps[Vectors]:
         """Return the vectors of texts, of unit length; raise an `ApiError` without a text encoder."""
-        return self._request_json(Vectors.model_validate_json, "POST", "/embed", json={"texts": list(texts)})
+        return (
+            yield from self._ask(Vectors.model_validate_json, "POST", "/embed", json={"texts": list(texts)})
+        )
 
-    def embed(self, images: Iterable[ImageSource]) -> Vectors:
+    @exchange
+    def embed(self, images: Iterable[ImageSource]) -> Steps[Vectors]:
         """Return the vectors of images, of unit length.
 
         Raises:
             ApiError: The server refuses the request, also for a single unusable image.
         """
-        return self._request_json(Vectors.model_validate_json, "POST", "/embed", files=_files(images))
+        return (yield from self._ask(Vectors.model_validate_json, "POST", "/embed", files=_files(images)))
 
+    @exchange
     def heatmap(
         self,
         item: int | str,
@@ -343,7 +333,7 @@ class Client:
         *,
         id: int | str | None = None,
         region: Sequence[float] | None = None,
-    ) -> Heatmaps:
+    ) -> Steps[Heatmaps]:
         """Return where a query and an image of the gallery look alike.
 
         Args:
@@ -361,29 +351,32 @@ class Client:
         else:
             content = _bytes(image)
             request = {"params": _without_none(given), "content": content, "headers": _BYTES_HEADERS}
-        return self._request_json(_heatmaps, "POST", "/heatmap", **request)
+        return (yield from self._ask(_heatmaps, "POST", "/heatmap", **request))
 
-    def image(self, id: int | str) -> Image:
+    @exchange
+    def image(self, id: int | str) -> Steps[Image]:
         """Return an image of the gallery by its id or key; raise an `ApiError` if there is none."""
         read = Image.model_validate_json
         if isinstance(id, str):
-            return self._request_json(read, "GET", "/items/by-key", params={"key": id})
-        return self._request_json(read, "GET", f"/items/{id}")
+            return (yield from self._ask(read, "GET", "/items/by-key", params={"key": id}))
+        return (yield from self._ask(read, "GET", f"/items/{id}"))
 
-    def thumbnail(self, id: int) -> bytes:
+    @exchange
+    def thumbnail(self, id: int) -> Steps[bytes]:
         """Return the thumbnail of an image: WebP, or SVG if its file is missing."""
-        answer = self._send("GET", f"/items/{id}/thumbnail")
+        answer = yield from self._send("GET", f"/items/{id}/thumbnail")
         if not answer.headers.get("Content-Type", "").startswith("image/"):
             raise _foreign_error(answer)
         return answer.content
 
+    @exchange
     def add(
         self,
         images: Iterable[ImageSource],
         *,
         label: str | None = None,
         metadata: Mapping[str, str | int | float | None] | None = None,
-    ) -> list[Added | ApiError]:
+    ) -> Steps[list[Added | ApiError]]:
         """Add images to the gallery, if the server allows it. Return the result of each, or its error.
 
         Args:
@@ -399,12 +392,13 @@ class Client:
         files = [base64.b64encode(_bytes(source)).decode() for source in sources]
         body = _without_none({"images": files, "names": names, "label": label, "metadata": metadata})
         try:
-            return self._request_json(_additions, "POST", "/items", json=body)
+            return (yield from self._ask(_additions, "POST", "/items", json=body))
         except ApiError as error:
             if len(sources) == 1 and error.code == "unusable-image":
                 return [error]
             raise
 
+    @exchange
     def list_items(
         self,
         *,
@@ -412,7 +406,7 @@ class Client:
         cursor: str | None = None,
         where: str | None = None,
         order: str = "id",
-    ) -> ItemPage:
+    ) -> Steps[ItemPage]:
         """Return one page of the images of the gallery; `items` follows the cursors.
 
         Args:
@@ -425,9 +419,12 @@ class Client:
             ApiError: The server refuses the request.
         """
         params = _without_none({"limit": limit, "cursor": cursor, "where": where, "order": order})
-        return self._request_json(ItemPage.model_validate_json, "GET", "/items", params=params)
+        return (yield from self._ask(ItemPage.model_validate_json, "GET", "/items", params=params))
 
-    def items(self, where: str | None = None, order: str = "id", *, page_size: int = 500) -> Iterator[Image]:
+    @listing
+    def items(
+        self, where: str | None = None, order: str = "id", *, page_size: int = 500
+    ) -> ListingSteps[Image]:
         """Yield all images of the gallery, each once, also while others are added and removed.
 
         Args:
@@ -440,11 +437,16 @@ class Client:
         """
         cursor, is_first = None, True
         while is_first or cursor is not None:
-            page = self.list_items(limit=page_size, cursor=cursor, where=where, order=order)
-            yield from page.items
+            page = yield from Requests.list_items(
+                self, limit=page_size, cursor=cursor, where=where, order=order
+            )
+            yield Found(page.items)
             cursor, is_first = page.next_cursor, False
 
-    def facets(self, columns: Iterable[str] = (), *, where: str | None = None, limit: int = 20) -> Facets:
+    @exchange
+    def facets(
+        self, columns: Iterable[str] = (), *, where: str | None = None, limit: int = 20
+    ) -> Steps[Facets]:
         """Return how many images have each value of columns.
 
         Args:
@@ -456,31 +458,38 @@ class Client:
             ApiError: The server refuses the request.
         """
         params = _without_none({"columns": list(columns), "where": where, "limit": limit})
-        return self._request_json(_facets, "GET", "/facets", params=params)
+        return (yield from self._ask(_facets, "GET", "/facets", params=params))
 
+    @exchange
     def update(
         self,
         id: int,
         *,
         label: str | Unchanged | None = UNCHANGED,
         metadata: Mapping[str, str | int | float | None] | None = None,
-    ) -> Image:
+        expected: Image | None = None,
+    ) -> Steps[Image]:
         """Change the label or metadata of an image, if the server allows it, and return the image.
 
         Args:
             id: Its id.
             label: Its new label; `None` for none.
             metadata: New values by column; `None` removes a value.
+            expected: The image as it was read, also a hit; nothing is changed if it is not so any more.
 
         Raises:
-            ApiError: There is no such image, or the server refuses the request.
+            ApiError: There is no such image, or the server refuses the request; "changed" if the image is not
+                as expected.
         """
         body: dict[str, Any] = {} if isinstance(label, Unchanged) else {"label": label}
         if metadata is not None:
             body["metadata"] = dict(metadata)
-        return self._request_json(Image.model_validate_json, "PATCH", f"/items/{id}", json=body)
+        headers = yield from self._condition(id, expected)
+        read = Image.model_validate_json
+        return (yield from self._ask(read, "PATCH", f"/items/{id}", json=body, headers=headers))
 
-    def remove_where(self, where: str, expected: int | None = None) -> Removal:
+    @exchange
+    def remove_where(self, where: str, expected: int | None = None) -> Steps[Removal]:
         """Remove all images that fulfil a condition; by default a dry run, which counts them only.
 
         Args:
@@ -492,9 +501,10 @@ class Client:
                 of images now, and none was removed.
         """
         body = _without_none({"where": where, "dry_run": expected is None, "expected": expected})
-        return self._request_json(Removal.model_validate_json, "POST", "/items:remove", json=body)
+        return (yield from self._ask(Removal.model_validate_json, "POST", "/items:remove", json=body))
 
-    def decisions(self, *, limit: int = 100, before: int | None = None) -> list[Decision]:
+    @exchange
+    def decisions(self, *, limit: int = 100, before: int | None = None) -> Steps[list[Decision]]:
         """Return the newest decisions about images, newest first, if the server allows changes.
 
         Args:
@@ -503,33 +513,47 @@ class Client:
         """
         params = _without_none({"limit": limit, "before": before})
         read = DecisionsAnswer.model_validate_json
-        return self._request_json(read, "GET", "/decisions", params=params).decisions
+        return (yield from self._ask(read, "GET", "/decisions", params=params)).decisions
 
-    def keep(self, id: int) -> None:
-        """Decide that an image is right as it is: it is not suspected any more."""
-        self._no_content("POST", "/decisions", json={"action": "keep", "id": id})
+    @exchange
+    def keep(self, id: int, *, expected: Image | None = None) -> Steps[None]:
+        """Decide that an image is right as it is: it is not suspected any more. See `update`."""
+        headers = yield from self._condition(id, expected)
+        body = _without_none({"action": "keep", "id": id, "etag": headers.get(_IF_MATCH)})
+        yield from self._no_content("POST", "/decisions", json=body)
 
-    def undo_decision(self, n: int) -> None:
+    @exchange
+    def undo_decision(self, n: int) -> Steps[None]:
         """Withdraw a decision; raise an `ApiError` if there is none or the server refuses."""
-        self._no_content("DELETE", f"/decisions/{n}")
+        yield from self._no_content("DELETE", f"/decisions/{n}")
 
-    def remove(self, id: int) -> None:
-        """Remove an image from the gallery; raise an `ApiError` if there is none or the server refuses."""
-        self._no_content("DELETE", f"/items/{id}")
+    @exchange
+    def remove(self, id: int, *, expected: Image | None = None) -> Steps[None]:
+        """Remove an image from the gallery; raise an `ApiError` if there is none or the server refuses.
 
-    def gallery(self) -> Gallery:
+        Args:
+            id: Its id.
+            expected: As for `update`.
+        """
+        headers = yield from self._condition(id, expected)
+        yield from self._no_content("DELETE", f"/items/{id}", headers=headers)
+
+    @exchange
+    def gallery(self) -> Steps[Gallery]:
         """Return the description of the gallery."""
-        return self._request_json(Gallery.model_validate_json, "GET", "/gallery")
+        return (yield from self._ask(Gallery.model_validate_json, "GET", "/gallery"))
 
-    def evaluation(self) -> Evaluation:
+    @exchange
+    def evaluation(self) -> Steps[Evaluation]:
         """Return the newest evaluation of the gallery.
 
         Raises:
             ApiError: "no-evaluation" if the gallery keeps none.
         """
-        return self._request_json(Evaluation.model_validate_json, "GET", "/evaluation")
+        return (yield from self._ask(Evaluation.model_validate_json, "GET", "/evaluation"))
 
-    def start_job(self, kind: str, **options: Any) -> Job:
+    @exchange
+    def start_job(self, /, kind: str, **options: Any) -> Steps[Job]:
         """Start long work on the gallery and return it.
 
         Args:
@@ -539,17 +563,22 @@ class Client:
         Raises:
             ApiError: "busy" while the server does other long work; or the server refuses the request.
         """
-        return self._request_json(Job.model_validate_json, "POST", "/jobs", json={"kind": kind, **options})
+        return (
+            yield from self._ask(Job.model_validate_json, "POST", "/jobs", json={"kind": kind, **options})
+        )
 
-    def job(self, id: str) -> Job:
+    @exchange
+    def job(self, id: str) -> Steps[Job]:
         """Return a job, with its result if it is done; raise an `ApiError` if there is none."""
-        return self._request_json(Job.model_validate_json, "GET", f"/jobs/{quote(id, safe='')}")
+        return (yield from self._ask(Job.model_validate_json, "GET", f"/jobs/{quote(id, safe='')}"))
 
-    def jobs(self) -> list[Job]:
+    @exchange
+    def jobs(self) -> Steps[list[Job]]:
         """Return the jobs of the gallery without their results, the newest first."""
-        return self._request_json(_Jobs.model_validate_json, "GET", "/jobs").jobs
+        return (yield from self._ask(_Jobs.model_validate_json, "GET", "/jobs")).jobs
 
-    def wait(self, id: str, *, every: float = 1.0) -> Any:
+    @exchange
+    def wait(self, id: str, *, every: float = 1.0) -> Steps[Any]:
         """Wait until a job has ended and return its result.
 
         Args:
@@ -559,19 +588,81 @@ class Client:
         Raises:
             ApiError: The problem of the job; or there is no such job.
         """
-        while (job := self.job(id)).state == "running":
-            time.sleep(every)
+        while (job := (yield from Requests.job(self, id))).state == "running":
+            yield every
         if job.problem is not None:
             raise _error(job.problem)
         return job.result
 
-    def remove_job(self, id: str) -> None:
+    @exchange
+    def remove_job(self, id: str) -> Steps[None]:
         """Cancel and forget a job; raise an `ApiError` if there is none."""
-        self._no_content("DELETE", f"/jobs/{quote(id, safe='')}")
+        yield from self._no_content("DELETE", f"/jobs/{quote(id, safe='')}")
 
-    def galleries(self) -> list[ServedGallery]:
+    @exchange
+    def galleries(self) -> Steps[list[ServedGallery]]:
         """Return all galleries of the server; the first is the default."""
-        return self._request_json(GalleriesAnswer.model_validate_json, "GET", "/galleries", api=API).galleries
+        return (
+            yield from self._ask(GalleriesAnswer.model_validate_json, "GET", "/galleries", api=API)
+        ).galleries
+
+    def _ask(self, read: Callable[[bytes], T], method: str, path: str, **request: Any) -> Steps[T]:
+        return _read(read, (yield from self._send(method, path, **request)))
+
+    def _condition(self, id: int, expected: Image | None) -> Steps[dict[str, str]]:
+        """Return the header with which a change of an image needs it to be as expected."""
+        if expected is None:
+            return {}
+        answer = yield from self._send("GET", f"/items/{id}")
+        present = _read(Image.model_validate_json, answer)
+        if any(getattr(present, fact) != getattr(expected, fact) for fact in _FACTS):
+            raise ApiError("changed", 412, f"image {id} was changed in the meantime: look at it again")
+        return {_IF_MATCH: answer.headers["ETag"]}
+
+    def _no_content(self, method: str, path: str, **request: Any) -> Steps[None]:
+        answer = yield from self._send(method, path, **request)
+        if answer.status_code != 204:
+            raise _foreign_error(answer)
+
+    def _send(self, method: str, path: str, api: str | None = None, **request: Any) -> Steps[httpx.Response]:
+        answer: httpx.Response = yield Request(method, (api or self._api) + path, request)
+        if answer.is_success:
+            return answer
+        try:
+            problem = answer.json()
+        except ValueError:
+            raise _foreign_error(answer) from None
+        if not (isinstance(problem, dict) and isinstance(problem.get("code"), str) and "detail" in problem):
+            raise _foreign_error(answer)
+        raise _error({**problem, "status": answer.status_code}, _retry_after(answer))
+
+
+class Client(Blocking, Requests):
+    """Thread-safe client of one server. Keeps connections open until `close()` or the end of `with`.
+
+    Args:
+        url: Address of the server, such as `http://127.0.0.1:7860`.
+        token: Token, if the server requires one.
+        user: User name and password, if the server requires them.
+        gallery: Name of a gallery; by default the first.
+        seconds: Timeout of a request.
+        transport: Transport of httpx, for tests without a network.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        user: tuple[str, str] | None = None,
+        gallery: str | None = None,
+        seconds: float = _TIMEOUT_SECONDS,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._api = _root(gallery)
+        self._http = httpx.Client(
+            base_url=url, headers=_headers(token), auth=user, timeout=seconds, transport=transport
+        )
 
     def close(self) -> None:
         """Close the connections."""
@@ -585,29 +676,57 @@ class Client:
     ) -> None:
         self.close()
 
-    def _request_json(self, read: Callable[[bytes], T], method: str, path: str, **request: Any) -> T:
-        answer = self._send(method, path, **request)
-        try:
-            return read(answer.content)
-        except ValueError:  # not JSON, or of another server
-            raise _foreign_error(answer) from None
 
-    def _no_content(self, method: str, path: str, **request: Any) -> None:
-        answer = self._send(method, path, **request)
-        if answer.status_code != 204:
-            raise _foreign_error(answer)
+class AsyncClient(Asynchronous, Requests):
+    """The same client for asyncio: its methods are awaited, its listings are for `async for`.
 
-    def _send(self, method: str, path: str, api: str | None = None, **request: Any) -> httpx.Response:
-        answer = self._http.request(method, (api or self._api) + path, **request)
-        if answer.is_success:
-            return answer
-        try:
-            problem = answer.json()
-        except ValueError:
-            raise _foreign_error(answer) from None
-        if not (isinstance(problem, dict) and isinstance(problem.get("code"), str) and "detail" in problem):
-            raise _foreign_error(answer)
-        raise _error({**problem, "status": answer.status_code}, _retry_after(answer))
+        async with AsyncClient("http://127.0.0.1:7860") as client:
+            first, second = await asyncio.gather(client.search("1.jpg"), client.search("2.jpg"))
+
+    Image files are read, and Pillow images encoded, in the event loop. The arguments are those of `Client`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        user: tuple[str, str] | None = None,
+        gallery: str | None = None,
+        seconds: float = _TIMEOUT_SECONDS,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._api = _root(gallery)
+        self._http = httpx.AsyncClient(
+            base_url=url, headers=_headers(token), auth=user, timeout=seconds, transport=transport
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def _read(read: Callable[[bytes], T], answer: httpx.Response) -> T:
+    try:
+        return read(answer.content)
+    except ValueError:  # not JSON, or of another server
+        raise _foreign_error(answer) from None
+
+
+def _root(gallery: str | None) -> str:
+    return API if gallery is None else api_of(quote(gallery, safe=""))
+
+
+def _headers(token: str | None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def _options(k: int, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -55,7 +55,7 @@ FLOORS = {
         "papers",
     ),
     "serve": (
-        "addresses limits",
+        "addresses exchanges limits",
         "core",
         "wire",
         "config",
