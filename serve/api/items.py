@@ -6,12 +6,13 @@ An item is an image of the gallery.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from retrieval.errors import InputError, pointing
 from retrieval.galleries.items import Item
@@ -58,6 +59,8 @@ from serve.wire.items import (
 )
 
 _CHANGE_ERRORS = (ForbiddenError, ChangesNotAllowedError, UnwritableError, *LOAD)
+_LINES, _PAGE_OF_LINES = "application/x-ndjson", 500
+_BY_ACCEPT = {"Vary": "Accept"}
 _NO_STORE = {"Cache-Control": "no-store"}
 _REVALIDATED = "private, no-cache"  # the file of an id may change
 _IMMUTABLE = "private, max-age=31536000, immutable"  # also of an id of another gallery
@@ -91,7 +94,10 @@ router = APIRouter()
     "/items",
     summary="List the images of the gallery, page by page.",
     response_model=ItemsAnswer,
-    responses=documented(InputError, *LOAD),
+    responses={
+        200: {"content": {_LINES: {"schema": {"$ref": "#/components/schemas/Image"}}}},
+        **documented(InputError, *LOAD),
+    },
 )
 async def list_items(
     request: Request,
@@ -100,22 +106,34 @@ async def list_items(
     workers: RequestWorkers,
 ) -> Response:
     """Follow `next_cursor` until it is null. Every image that stays in the gallery is listed exactly once,
-    also while others are added and removed; one whose value in `order` changes may be missed or repeated."""
+    also while others are added and removed; one whose value in `order` changes may be missed or repeated.
+    With `Accept: application/x-ndjson`, all pages from there on come in one answer, an image a line, whatever
+    the `limit`; if listing fails on the way, the connection breaks."""
     order = Order.parse(parameters.order)
+    as_lines = _LINES in request.headers.get("accept", "")
 
-    def read(gallery: SearchableGallery) -> tuple[list[Item], Place | None, Listing]:
-        listing = Listing(gallery.manifest.uuid, parameters.where, parameters.order)
-        after = None if parameters.cursor is None else listing.place(parameters.cursor)
-        with pointing("#/order"):
-            return *gallery.contents.listing(parameters.where, order, after, parameters.limit), listing
+    def page(cursor: str | None) -> ItemsAnswer:
+        def read(gallery: SearchableGallery) -> tuple[list[Item], Place | None, Listing]:
+            listing = Listing(gallery.manifest.uuid, parameters.where, parameters.order)
+            after = None if cursor is None else listing.place(cursor)
+            limit = _PAGE_OF_LINES if as_lines else parameters.limit
+            with pointing("#/order"):
+                return *gallery.contents.listing(parameters.where, order, after, limit), listing
 
-    def work() -> Response:
         (items, last, listing), summary = service.read(read)
         shown = [Image(**image_fields(item, summary)) for item in items]
-        cursor = None if last is None else listing.cursor(last)
-        return Response(ItemsAnswer(items=shown, next_cursor=cursor).model_dump_json(), media_type=JSON)
+        return ItemsAnswer(items=shown, next_cursor=None if last is None else listing.cursor(last))
 
-    return await workers.run(work, request.receive)
+    async def lines(found: ItemsAnswer) -> AsyncIterator[str]:
+        yield _lines(found)
+        while (cursor := found.next_cursor) is not None:
+            found = await workers.run(partial(page, cursor))
+            yield _lines(found)
+
+    first = await workers.run(lambda: page(parameters.cursor), request.receive)
+    if as_lines:
+        return StreamingResponse(lines(first), headers=_BY_ACCEPT, media_type=_LINES)
+    return Response(first.model_dump_json(), headers=_BY_ACCEPT, media_type=JSON)
 
 
 @router.get(
@@ -290,6 +308,10 @@ async def remove_items(request: Request, service: Service, workers: RequestWorke
         )
 
     return await workers.run(work)
+
+
+def _lines(page: ItemsAnswer) -> str:
+    return "".join(f"{image.model_dump_json()}\n" for image in page.items)
 
 
 def _item(service: SearchService, name: int | str) -> Response:
