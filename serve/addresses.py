@@ -33,6 +33,11 @@ def within_api(path: str) -> str:
     return within_page(path.removeprefix(API))
 
 
+def is_event_stream(path: str) -> bool:
+    """Return whether a path is that of the events of a gallery, whose answer does not end."""
+    return path.startswith(API) and within_api(path) == "/events"
+
+
 def parse_galleries(arguments: Sequence[str]) -> dict[str, Path]:
     """Parse `FOLDER` or `NAME=FOLDER` arguments to gallery folders by name.
 

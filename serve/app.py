@@ -34,6 +34,7 @@ from serve.api import (
     decisions,
     embeddings,
     evaluation,
+    events,
     exception_handlers,
     heatmap,
     items,
@@ -45,6 +46,7 @@ from serve.api import jobs as job_routes
 from serve.api import pictures as picture_routes
 from serve.api.context import Context, set_context
 from serve.core.errors import BusyError
+from serve.core.feed import Feed
 from serve.core.jobs import Jobs
 from serve.core.service import SearchService
 from serve.core.shared_pictures import SharedPictures
@@ -102,11 +104,13 @@ def create_app(
     shared = folder / "page" if page == "shared" else None
     pages = Pages(services, late=page == "late", shared=shared) if page else None
 
+    stopping = asyncio.Event()
+
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Pages | None]]:
+    async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Any]]:
         forgetting = asyncio.create_task(_forget_expired(pictures)) if pictures else None
         async with pages.running() if pages else nullcontext():
-            yield {"pages": pages}
+            yield {"pages": pages, "stopping": stopping}
         if forgetting:
             forgetting.cancel()
         workers.close()
@@ -114,10 +118,12 @@ def create_app(
         if own:
             shutil.rmtree(own, ignore_errors=True)
 
+    feeds = {service.name: Feed(service, stopping) for service in services}
     jobs = {service.name: Jobs(folder / "jobs" / quote(service.name, safe="")) for service in services}
 
     def context(service: SearchService) -> Context:
-        return Context(services, service, jobs[service.name], workers, thumbnail_workers, pictures)
+        name = service.name
+        return Context(services, service, jobs[name], workers, thumbnail_workers, feeds[name], pictures)
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     if own:  # without a lifespan
@@ -199,6 +205,7 @@ def _create_api(context: Context, *, is_root: bool = False) -> FastAPI:
         heatmap.router,
         picture_routes.router,
         job_routes.router,
+        events.router,
         reference.router,
     ]
     for router in routers:

@@ -91,6 +91,8 @@ class _Server(uvicorn.Server):
         self._announce()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if stopping := self.lifespan.state.get("stopping"):
+            stopping.set()
         pages = self.lifespan.state.get("pages")
         if pages:
             pages.stop_streams()

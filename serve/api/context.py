@@ -13,6 +13,7 @@ from typing import Annotated
 from fastapi import Depends, FastAPI
 from starlette.requests import Request
 
+from serve.core.feed import Feed
 from serve.core.jobs import Jobs
 from serve.core.service import SearchService
 from serve.core.shared_pictures import SharedPictures
@@ -29,6 +30,7 @@ class Context:
         jobs: The jobs of this gallery.
         workers: Thread pool for searches and changes.
         thumbnail_workers: Thread pool for thumbnails, so that neither delays the other.
+        feed: The feed of this gallery.
         pictures: The shared pictures of the server; None if visitors cannot share them.
         is_root: Whether it is the API at /v1, which searches several galleries at once.
     """
@@ -38,6 +40,7 @@ class Context:
     jobs: Jobs
     workers: Workers
     thumbnail_workers: Workers
+    feed: Feed
     pictures: SharedPictures | None = None
     is_root: bool = False
 
@@ -69,6 +72,10 @@ async def _jobs(request: Request) -> Jobs:
     return _context(request).jobs
 
 
+async def _feed(request: Request) -> Feed:
+    return _context(request).feed
+
+
 async def _pictures(request: Request) -> SharedPictures | None:
     return _context(request).pictures
 
@@ -84,6 +91,7 @@ async def _thumbnail_workers(request: Request) -> Workers:
 SearchedTogether = Annotated[Mapping[str, SearchService], Depends(_together)]  # by name; none below
 AllServices = Annotated[Sequence[SearchService], Depends(_services)]
 Service = Annotated[SearchService, Depends(_service)]
+GalleryFeed = Annotated[Feed, Depends(_feed)]
 GalleryJobs = Annotated[Jobs, Depends(_jobs)]
 Pictures = Annotated[SharedPictures | None, Depends(_pictures)]
 RequestWorkers = Annotated[Workers, Depends(_workers)]

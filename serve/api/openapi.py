@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from serve.http.old_paths import old_path
-from serve.wire import decisions, embeddings, images, items, job_requests, jobs, queries
+from serve.wire import decisions, embeddings, galleries, images, items, job_requests, jobs, queries
 from serve.wire.problems import ProblemDetails
 
 _REF = "#/components/schemas/{model}"
@@ -42,6 +42,7 @@ _REQUESTS = (
     jobs.DuplicatesAnswer,
     jobs.SuspectsAnswer,
     jobs.MapAnswer,
+    galleries.GalleryEvent,
 )
 _SECURITY = {
     "token": {"type": "http", "scheme": "bearer", "description": "If the server was started with tokens."},

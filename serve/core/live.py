@@ -48,6 +48,9 @@ class LiveGallery:
         runtime: Device, provider, batch size and threads of the model.
         batching: Whether to embed images of concurrent requests together; None for all devices but a CPU.
 
+    Attributes:
+        refreshes: How often another state was loaded.
+
     Raises:
         InputError: The folder is not a gallery.
         LookalikeError: Its model is damaged or does not match the stored vectors.
@@ -59,6 +62,7 @@ class LiveGallery:
         self._folder, self._telemetry, self._runtime = folder, telemetry, runtime
         self._batching = batching
         self._refresh_lock = threading.Lock()
+        self.refreshes = 0
         self._state = self._open()
 
     @property
@@ -84,6 +88,7 @@ class LiveGallery:
                         self._state = self._open()  # rebuilt, perhaps with another model
                     else:
                         gallery.refresh()
+                    self.refreshes += 1
             except StoreError:
                 raise
             except LookalikeError as error:

@@ -214,6 +214,11 @@ class SearchService:
         return self._live.state().gallery
 
     @property
+    def refreshes(self) -> int:
+        """How often another state of the gallery was loaded."""
+        return self._live.refreshes
+
+    @property
     def version(self) -> str:
         """What changes in the addresses of thumbnails when the gallery is rebuilt."""
         return self.gallery.manifest.uuid[:_VERSION_DIGITS]

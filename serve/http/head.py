@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve.addresses import within_page
+from serve.addresses import is_event_stream, within_page
 
-_GRADIO = "/gradio_api/"  # has event streams, which a HEAD must not open
+_GRADIO = "/gradio_api/"  # has event streams, too, which a HEAD must not open
 
 
 class HeadMiddleware:
@@ -18,7 +18,8 @@ class HeadMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         is_head = scope["type"] == "http" and scope["method"] == "HEAD"
-        if not is_head or within_page(scope["path"]).startswith(_GRADIO):
+        path = scope["path"] if is_head else ""
+        if not is_head or within_page(path).startswith(_GRADIO) or is_event_stream(path):
             await self._app(scope, receive, send)
             return
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serve.addresses import within_page
+from serve.addresses import is_event_stream, within_page
 from serve.core.cost import measured_cost
 from serve.core.errors import BusyError, RateLimitError
 from serve.http.problem import refusal
@@ -107,16 +107,22 @@ class StreamLimitMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        if scope["type"] != "http" or not within_page(scope["path"]).startswith(_STREAMS):
+        if scope["type"] != "http" or not _is_stream(scope["path"]):
             await self._app(scope, receive, send)
             return
         client = client_address(scope)
         if self._open.total() >= _MAX_STREAMS or self._open[client] >= _MAX_STREAMS_PER_CLIENT:
-            error = BusyError("too many open pages: close some", retry_after=_STREAM_RETRY_SECONDS)
+            error = BusyError(
+                "too many open pages and streams: close some", retry_after=_STREAM_RETRY_SECONDS
+            )
             await refusal(scope, error)(scope, receive, send)
             return
         with counted(self._open, client):
             await self._app(scope, receive, send)
+
+
+def _is_stream(path: str) -> bool:
+    return within_page(path).startswith(_STREAMS) or is_event_stream(path)
 
 
 @contextmanager

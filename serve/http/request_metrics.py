@@ -7,7 +7,7 @@ from http import HTTPMethod
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve.addresses import API
+from serve.addresses import API, is_event_stream
 from serve.core.telemetry import Telemetry
 
 _METHODS = frozenset(HTTPMethod)
@@ -40,7 +40,7 @@ class RequestMetricsMiddleware:
             # Clients may send any method; each label value would be kept forever.
             method = scope["method"] if scope["method"] in _METHODS else "other"
             self._telemetry.requests.labels(method, route, str(status or "none")).inc()
-            if route != _PAGE:  # some of its streams stay open
+            if route != _PAGE and not is_event_stream(scope["path"]):  # some of its streams stay open
                 self._telemetry.request_seconds.labels(route).observe(time.perf_counter() - start)
 
 

@@ -37,8 +37,7 @@ def protect(
     shared = shared or SharedLimits()
     max_body = settings.max_body * 2**20
     app = BodyLimitMiddleware(app, max_body, _CONCURRENT_BODIES * max_body)
-    if settings.page:
-        app = StreamLimitMiddleware(app)
+    app = StreamLimitMiddleware(app)
     if settings.permissions.sharing:
         app = ShareLimitMiddleware(app, shared.shares)
     if settings.credentials:

@@ -53,6 +53,16 @@ class GalleryAnswer(BaseModel):
     )
 
 
+class GalleryEvent(BaseModel):
+    """What a gallery holds now."""
+
+    generation: str = Field(description="Differs after every change of the images or their facts.")
+    images: int
+    indexing: Indexing | None = Field(
+        description="How far the server is in indexing a folder that it follows; null if it is not indexing."
+    )
+
+
 class ServedGallery(BaseModel):
     """One of the galleries of a server."""
 

@@ -146,6 +146,7 @@ def test_openapi_description_is_complete(described: dict[str, Any]) -> None:
         "evaluation",
         "evaluation_classes",
         "evaluation_queries",
+        "events",
         "healthz",
         "readyz",
         "metrics",
