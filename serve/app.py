@@ -188,7 +188,7 @@ def _create_api(context: Context, *, is_root: bool = False) -> FastAPI:
     api = FastAPI(
         docs_url=None,  # it would load scripts from another site
         redoc_url=None,
-        openapi_url="/openapi.json",
+        openapi_url=None,  # `serve.api.reference` encodes it once
         version="1",
         generate_unique_id_function=lambda route: route.name,
     )

@@ -1,4 +1,4 @@
-"""API reference: one HTML page made from the OpenAPI document, without scripts or further files."""
+"""The OpenAPI document, and the reference made from it: one HTML page without scripts or further files."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import asyncio
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, FastAPI
 from starlette.requests import Request
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, Response
 
 from serve.http.problem import MEDIA_TYPE
 
@@ -24,12 +23,31 @@ _REF = re.compile(r'"#/components/schemas/(\w+)"')
 router = APIRouter()
 
 
+@router.get("/openapi.json", include_in_schema=False)
+async def description(request: Request) -> Response:
+    """The OpenAPI document of the routes of this application."""
+    document = await asyncio.to_thread(_kept, request, "description", _document)
+    return Response(document, media_type=_JSON)
+
+
 @router.get("/docs", include_in_schema=False)
 async def docs(request: Request) -> HTMLResponse:
     """The reference of the routes of this application, in HTML."""
-    document = json.dumps(request.app.openapi())
-    page = await asyncio.to_thread(_render, document, request.scope["root_path"])
-    return HTMLResponse(page, headers={"Cache-Control": "private, no-cache"})
+    return HTMLResponse(await asyncio.to_thread(_kept, request, "reference", _render))
+
+
+def _kept(request: Request, name: str, make: Callable[[FastAPI, str], bytes]) -> bytes:
+    """Return what is made once for each application, since it takes milliseconds."""
+    app: FastAPI = request.app
+    if not hasattr(app.state, name):
+        setattr(app.state, name, make(app, request.scope["root_path"]))
+    kept: bytes = getattr(app.state, name)
+    return kept
+
+
+def _document(app: FastAPI, root: str) -> bytes:
+    found = {**app.openapi(), "servers": [{"url": root}]}
+    return json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 @dataclass(frozen=True)
@@ -102,23 +120,23 @@ def _operations(document: Mapping[str, Any], root: str) -> Iterator[_Operation]:
             )
 
 
-@cache  # of few documents: one for each gallery
-def _render(document: str, root: str) -> str:
-    """Return the page of an OpenAPI document whose routes are below a path."""
+def _render(app: FastAPI, root: str) -> bytes:
+    """Return the page of an application whose routes are below a path."""
     from retrieval.reports.pages import environment  # takes half a second
 
-    found = json.loads(document)
+    found = app.openapi()
     schemas = found["components"]["schemas"]
-    used = {*_REF.findall(document)}
+    used = {*_REF.findall(json.dumps(found))}
     templates = environment(_HERE)
     templates.filters["as_json"] = _as_json
-    return templates.get_template("reference.html").render(
+    page: str = templates.get_template("reference.html").render(
         title=found["info"]["title"],
         description=found["info"]["description"],
         operations=[*_operations(found, root)],
         schemas={name: schema for name, schema in sorted(schemas.items()) if name in used},
         security=found["components"].get("securitySchemes", {}),
     )
+    return page.encode()
 
 
 def _as_json(value: Any) -> str:
