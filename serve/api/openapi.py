@@ -20,6 +20,9 @@ _DESCRIPTION = """Search a gallery by image.
 
 Scores are cosine similarities: 1 for the same image. Every response with scores or vectors has the
 fingerprint of their model. Errors are problem details (RFC 9457) with a stable `code`.
+
+Answers to GET have an `ETag`: sent back in `If-None-Match`, it gets 304 without content while nothing has
+changed. JSON is compressed for clients that accept gzip.
 """
 # Models of requests, which routes read themselves: they accept several media types.
 _REQUESTS = (

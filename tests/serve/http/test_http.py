@@ -42,6 +42,20 @@ def test_healthz_answers(client: httpx.Client) -> None:
     assert client.get("/healthz").json() == {"status": "ok"}
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        *((method, "/v1", 404) for method in ("GET", "HEAD", "POST", "ODD")),
+        *((method, path, 405) for method in ("POST", "ODD") for path in ("/healthz", "/readyz", "/metrics")),
+        ("PUT", "/v1/galleries", 405),
+        ("GET", "/nowhere", 404),
+    ],
+)
+def test_page_answers_nothing_of_the_api(client: httpx.Client, method: str, path: str, status: int) -> None:
+    answer = client.request(method, path)
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
+
+
 @pytest.mark.parametrize("path", ["/", "/healthz", "/v1/items/1/thumbnail", "/nowhere", "/gradio_api/info"])
 def test_every_response_has_the_security_headers(client: httpx.Client, path: str) -> None:
     answer = client.get(path)
