@@ -57,7 +57,7 @@ from tests.serve.model import DIM, write_model
 CLIENTS, WRITERS, QUERIES, ROUNDS = 32, 4, 64, 40
 PART = 5000  # vectors written at once
 SERVE = (*COMMAND, "--allow-changes")
-SEARCH, IMAGES = "/v1/search?k=10", "/v1/images"
+SEARCH, IMAGES = "/v1/search?k=10", "/v1/items"
 
 
 @dataclass(frozen=True)
