@@ -331,8 +331,8 @@ class FilesView(SearchableGallery):
             if facts is None:
                 others.append(row)
             else:
-                item, key, root, path, _, _, _, width, height, label, metadata = facts
-                found[row] = item, locate(root, path), label, metadata, key, width, height
+                item, key, root, path, _, _, content, width, height, label, metadata = facts
+                found[row] = item, locate(root, path), label, metadata, key, width, height, content
         if others:
             numbers, ids, _ = state.facts(np.array(others)).tolist()
             items = {item.vector: item for item in self.store.items([*dict.fromkeys(ids)])}

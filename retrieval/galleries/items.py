@@ -41,6 +41,7 @@ class Item(Displayed):
         metadata: Values by column, without the missing ones.
         key: Stable id: the one that the user gave it, or its path.
         width, height: Image size in pixels; 0 if unknown.
+        content_sha256: SHA-256 of the bytes of its file; empty if it has none.
     """
 
     id: int
@@ -50,15 +51,17 @@ class Item(Displayed):
     key: str = ""
     width: int = 0
     height: int = 0
+    content_sha256: str = ""
 
 
 # The values of an `Item`: making one takes longer than a tuple, and a search makes many.
-ItemValues = tuple[int, str, str | None, dict[str, Any], str, int, int]
+ItemValues = tuple[int, str, str | None, dict[str, Any], str, int, int, str]
 
 
 def item_values(item: StoredItem, path: str) -> ItemValues:
     """Return the values of an `Item`, whose file is at `path`."""
-    return item.id, path, item.label, item.metadata, item.key, item.width, item.height
+    known = item.id, path, item.label, item.metadata, item.key, item.width, item.height
+    return *known, item.content_sha256
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ class Hit(Item):
             facts["key"],
             facts["width"],
             facts["height"],
+            facts["content_sha256"],
         ) = values
         facts["score"] = score
         facts["probability"] = None

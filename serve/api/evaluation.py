@@ -114,11 +114,11 @@ def _classes(gallery: Path, asked: ClassesParameters) -> ClassesAnswer:
 
 def _queries(service: SearchService, asked: QueriesParameters) -> QueriesAnswer:
     name, findings = _findings(service.folder, asked.report)
-    gallery, queries, summary = service.gallery, findings.queries, service.summary()
+    gallery, queries = service.gallery, findings.queries
 
     def image(path: str, label: str | None) -> EvaluatedImage:
         item = gallery.item_at(findings.absolute(path))
-        thumbnail = None if item is None else summary.thumbnail(item)
+        thumbnail = None if item is None else f"{service.address}/items/{item}/thumbnail"
         return EvaluatedImage(id=item, file=Path(path).name, label=label, thumbnail=thumbnail)
 
     def answered(query: int) -> AnsweredQuery:

@@ -63,7 +63,7 @@ _LINES, _PAGE_OF_LINES = "application/x-ndjson", 500
 _BY_ACCEPT = {"Vary": "Accept"}
 _NO_STORE = {"Cache-Control": "no-store"}
 _REVALIDATED = "private, no-cache"  # the file of an id may change
-_IMMUTABLE = "private, max-age=31536000, immutable"  # also of an id of another gallery
+_IMMUTABLE = "private, max-age=31536000, immutable"
 _PICTURE: dict[int | str, dict[str, Any]] = {
     200: {
         "content": {"image/webp": {}, "image/svg+xml": {}},
@@ -78,8 +78,8 @@ Version = Annotated[
     Query(
         alias="v",
         max_length=100,
-        description="Version of the gallery, as in the addresses of thumbnails: if it is the present one, "
-        "the answer may be kept for a year.",
+        description="Version of the file, as in the addresses of thumbnails: if it is the present one, the "
+        "answer may be kept for a year.",
     ),
 ]
 
@@ -172,7 +172,8 @@ async def thumbnail(
     request: Request, id: ItemId, service: Service, workers: ThumbnailWorkers, version: Version = None
 ) -> Response:
     """At most 512 pixels a side, re-encoded without metadata."""
-    found, current = await asyncio.to_thread(lambda: (service.cached_thumbnail(id), service.version))
+    # The version first: a picture that replaces this one in between is not kept under the new one's address.
+    current, found = await asyncio.to_thread(lambda: (service.version(id), service.cached_thumbnail(id)))
     if found is None:
         found = await workers.run(lambda: service.thumbnail(id), request.receive)
     return _picture(found, version == current)
@@ -188,9 +189,8 @@ async def picture(
     request: Request, id: ItemId, service: Service, workers: RequestWorkers, version: Version = None
 ) -> Response:
     """At most 2,048 pixels a side, re-encoded without metadata."""
-    return _picture(
-        await workers.run(lambda: service.picture(id), request.receive), version == service.version
-    )
+    current, found = await workers.run(lambda: (service.version(id), service.picture(id)), request.receive)
+    return _picture(found, version == current)
 
 
 @router.get(

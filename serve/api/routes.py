@@ -311,7 +311,7 @@ def image_fields(item: Item, summary: GallerySummary) -> dict[str, Any]:
         "metadata": item.metadata,
         "width": item.width or None,
         "height": item.height or None,
-        "thumbnail": summary.thumbnail(item.id),
+        "thumbnail": summary.thumbnail(item),
     }
 
 

@@ -53,7 +53,7 @@ T = TypeVar("T")
 MAX_REQUEST_PIXELS = 200_000_000
 _CACHED_THUMBNAILS = 512
 _SHORTER_SIDE = MAX_SIDE * 3 // 4  # of a photo's thumbnail
-_VERSION_DIGITS = 8  # of the gallery's UUID in thumbnail URLs, so that a replaced gallery has others
+_VERSION_DIGITS = 8  # of the SHA-256 of its bytes in the URL of a thumbnail
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,10 @@ class GallerySummary:
     address: str
     license: str | None = None
 
-    def thumbnail(self, item: int) -> str:
-        """Return the URL of an item's thumbnail, which is another one after the gallery was rebuilt."""
-        return f"{self.address}/items/{item}/thumbnail?v={self.uuid[:_VERSION_DIGITS]}"
+    def thumbnail(self, item: Item) -> str:
+        """Return the URL of an item's thumbnail, which is another one if its file was replaced."""
+        version = item.content_sha256[:_VERSION_DIGITS] or "0"
+        return f"{self.address}/items/{item.id}/thumbnail?v={version}"
 
 
 @dataclass(frozen=True)
@@ -217,11 +218,6 @@ class SearchService:
     def refreshes(self) -> int:
         """How often another state of the gallery was loaded."""
         return self._live.refreshes
-
-    @property
-    def version(self) -> str:
-        """What changes in the addresses of thumbnails when the gallery is rebuilt."""
-        return self.gallery.manifest.uuid[:_VERSION_DIGITS]
 
     @property
     def batching(self) -> bool:
@@ -456,6 +452,14 @@ class SearchService:
         if found is not None:
             self.telemetry.thumbnails.inc()
         return found
+
+    def version(self, item: int) -> str:
+        """Return the version in the URL of an item's thumbnail; empty if it has no file.
+
+        Raises:
+            UnknownItemError: The gallery has no such item.
+        """
+        return self._original(item).content_sha256[:_VERSION_DIGITS]
 
     def picture(self, item: int) -> Thumbnail:
         """Return the image of an item at up to 2,048 pixels a side, or `MISSING` as for a thumbnail.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import shutil
 import subprocess
@@ -73,8 +74,9 @@ def _as_told(gallery: Gallery, hits: list[Any]) -> list[dict[str, Any]]:
 
 
 def _thumbnail(gallery: Gallery, item: int) -> str:
-    """Return the URL of a thumbnail, which depends on the gallery's UUID."""
-    return f"/v1/items/{item}/thumbnail?v={gallery.store.manifest.uuid[:8]}"
+    """Return the URL of a thumbnail, which depends on the bytes of the file."""
+    version = hashlib.sha256(Path(gallery.item(item).path).read_bytes()).hexdigest()[:8]
+    return f"/v1/items/{item}/thumbnail?v={version}"
 
 
 def test_every_body_type_matches_brute_force(api: httpx.Client, gallery: Gallery, query: bytes) -> None:

@@ -32,15 +32,15 @@ OPERATIONS = [
     ("GET", "/galleries"),
     ("GET", "/evaluation"),
     ("GET", "/items/by-key"),
-    ("GET", "/items/{number}"),
-    ("GET", "/items/{number}/thumbnail"),
-    ("POST", "/images"),
-    ("DELETE", "/items/{number}"),
+    ("GET", "/items/{id}"),
+    ("GET", "/items/{id}/thumbnail"),
+    ("POST", "/items"),
+    ("DELETE", "/items/{id}"),
     ("GET", "/items"),
     ("GET", "/facets"),
     ("GET", "/examples"),
-    ("GET", "/items/{number}/picture"),
-    ("PATCH", "/items/{number}"),
+    ("GET", "/items/{id}/picture"),
+    ("PATCH", "/items/{id}"),
     ("POST", "/items:remove"),
     ("POST", "/heatmap"),
     ("GET", "/evaluation/classes"),
@@ -54,7 +54,10 @@ OPERATIONS = [
     ("DELETE", "/jobs/{id}"),
     ("GET", "/decisions"),
     ("POST", "/decisions"),
+    ("GET", "/decisions/{n}"),
     ("DELETE", "/decisions/{n}"),
+    ("GET", "/models"),
+    ("GET", "/models/{id}"),
     ("GET", "/healthz"),
     ("GET", "/readyz"),
     ("GET", "/metrics"),
@@ -68,7 +71,7 @@ RIGHT = [
 # A request without parameters cannot be invalid.
 PLAIN = {
     ("GET", f"/{name}")
-    for name in ("gallery", "galleries", "evaluation", "jobs", "healthz", "readyz", "metrics")
+    for name in ("gallery", "galleries", "evaluation", "jobs", "models", "healthz", "readyz", "metrics")
 }
 WRONG = [
     (method, path, GenerationMode.NEGATIVE) for method, path in OPERATIONS if (method, path) not in PLAIN
@@ -84,7 +87,9 @@ def described(shop_gallery: Path, tmp_path_factory: pytest.TempPathFactory) -> A
 
 def test_all_operations_are_fuzzed(described: Any) -> None:
     found = [operation.ok() for operation in described.get_all_operations()]
-    assert {(operation.method.upper(), operation.path) for operation in found} == set(OPERATIONS)
+    all_of_them = {(operation.method.upper(), operation.path) for operation in found}
+    old = {(method, path) for method, path in all_of_them if path.startswith("/images")}  # the same routes
+    assert all_of_them - old - {("GET", "/events")} == set(OPERATIONS)  # whose answer does not end
 
 
 @pytest.mark.slow

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from retrieval import Gallery
 from serve.app import create_app
 from serve.core.permissions import Permissions
 from serve.core.service import SearchService
 from serve.http.representations import matches
+from tests.conftest import draw
 from tests.serve.asgi_server import listening, receive_all, send_raw
 
 TAGGED = [
@@ -126,6 +128,28 @@ def test_pictures_of_the_present_gallery_are_kept(port: int, kind: str) -> None:
         again = ask(port, other)
         assert (again.body, again.headers["cache-control"]) == (found.body, "private, no-cache")
         assert ask(port, other, If_None_Match=f'"x", W/{found.headers["etag"]}').status == 304
+
+
+def test_replaced_file_has_another_address(tmp_path: Path, model_file: Path) -> None:
+    """An id stays with the key of its file: the address must tell them apart, since browsers keep it."""
+    file = tmp_path / "images" / "one.png"
+    file.parent.mkdir()
+    draw(1).save(file)
+    gallery = Gallery.create(tmp_path / "g", model_file)
+    gallery.add([file.parent])
+    with listening(create_app(SearchService(tmp_path / "g"), page=False), lifespan="on") as port:
+        first = json.loads(ask(port, "/v1/items/1").body)["thumbnail"]
+        before = ask(port, first)
+        draw(2).save(file)
+        gallery.add([file.parent])
+        second = json.loads(ask(port, "/v1/items/1").body)["thumbnail"]
+        hits = json.loads(ask(port, "/v1/search", "POST", json.dumps({"vector": [1.0] * 48})).body)["hits"]
+        assert [hit["thumbnail"] for hit in hits] == [second]
+        assert second != first
+        after = ask(port, second)
+        assert (after.body != before.body, "immutable" in after.headers["cache-control"]) == (True, True)
+        old = ask(port, first)
+        assert (old.body, old.headers["cache-control"]) == (after.body, "private, no-cache")
 
 
 def test_answers_that_must_not_be_stored_have_no_tag(port: int) -> None:
