@@ -74,7 +74,7 @@ def demo(name: str | None, no_serve: bool, out: Path, port: int, as_json: bool) 
       lookalike demo --data digits --no-serve --out /tmp/demo
     """
     start = time.monotonic()
-    _check_installed(serve=not no_serve)
+    _check_installed()
     name = name or _installed_example()
     example = _EXAMPLES[name]
     _clear(out)
@@ -96,13 +96,11 @@ def demo(name: str | None, no_serve: bool, out: Path, port: int, as_json: bool) 
         _run("serve", gallery, "--port", str(port))
 
 
-def _check_installed(serve: bool) -> None:
+def _check_installed() -> None:
     """Raise an error now for what a command would lack after minutes."""
     for module, extra in (("faiss", None), ("torch", "standard")):
         if find_spec(module) is None:
             raise LookalikeError(f"`lookalike demo` {needs(module, extra)}")
-    if serve and find_spec("gradio") is None:
-        raise LookalikeError(f"the page {needs('gradio')}, or leave it out with --no-serve")
 
 
 def _installed_example() -> str:

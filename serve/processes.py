@@ -35,7 +35,6 @@ from serve.http.rate_limit import SharedLimits
 from serve.http.stack import protect
 
 if TYPE_CHECKING:
-    from serve.app import Page
     from serve.core.service import SearchService
 
 # A process that only imports modules, and from which the others are forked: they share these modules, and are
@@ -58,8 +57,6 @@ def run_single(
 ) -> None:
     """Serve in this process until SIGINT or SIGTERM, then finish the accepted requests.
 
-    The page is loaded once requests of the API are answered, which takes seconds.
-
     Args:
         settings: Settings of the server.
         services: The galleries.
@@ -68,14 +65,13 @@ def run_single(
     """
     from serve.app import create_app
 
-    page: Page = "late" if settings.page else False
-    app = create_app(*services, page=page, limits=Limits(seconds=settings.deadline))
+    app = create_app(*services, page=settings.page, limits=Limits(seconds=settings.deadline))
     config = _config(settings, protect(app, settings, services[0].telemetry))
     _Server(config, announce).run([listening])
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which does not wait for the event streams of open pages when it stops.
+    """uvicorn's server, which does not wait for the event streams of Gradio's clients when it stops.
 
     Args:
         config: Its settings.
@@ -93,9 +89,8 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if stopping := self.lifespan.state.get("stopping"):
             stopping.set()
-        pages = self.lifespan.state.get("pages")
-        if pages:
-            pages.stop_streams()
+        if gradio := self.lifespan.state.get("gradio"):
+            gradio.stop_streams()
         await super().shutdown(sockets)
 
 
@@ -107,9 +102,8 @@ def run_workers(
 ) -> None:
     """Serve in several processes until SIGINT or SIGTERM; a process that dies or hangs is replaced.
 
-    The processes map the same gallery files, so the vectors are in memory once, as are imported modules and
-    the page; each process has its own model. Rate limits are shared, limits on queues and connections are per
-    process.
+    The processes map the same gallery files, so the vectors are in memory once, as are imported modules; each
+    process has its own model. Rate limits are shared, limits on queues and connections are per process.
 
     Args:
         settings: Settings of the server.
@@ -206,8 +200,7 @@ def _worker(settings: Settings, shared: SharedLimits, folder: Path) -> ASGIApp:
     threads = min(cores(), max(1, 2 * cores() // settings.workers))
     limits = Limits(threads=threads, seconds=settings.deadline)
     services = open_galleries(settings)
-    page: Page = "shared" if settings.page else False
-    app = create_app(*services, page=page, limits=limits, folder=folder)
+    app = create_app(*services, page=settings.page, limits=limits, folder=folder)
     return protect(app, settings, services[0].telemetry, shared)
 
 

@@ -15,13 +15,11 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from retrieval.errors import InputError, LookalikeError
-from retrieval.machine.extras import needs
 from retrieval.system import HANG_UP
 from serve.config import Settings
 from serve.http.logs import configure_logging, report_status
@@ -47,10 +45,8 @@ def run(
 
     Raises:
         InputError: A folder is not a gallery, or the address is refused or not of this machine.
-        LookalikeError: The port is in use, or the page is not installed.
+        LookalikeError: The port is in use.
     """
-    if settings.page and find_spec("gradio") is None:
-        raise LookalikeError(f"the page {needs('gradio')}, or serve the API alone with --no-page")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # single queries gain nothing from threads of FAISS
     configure_logging(settings.log_level, settings.log_format)
     try:
@@ -67,8 +63,8 @@ def _end_under_work() -> None:
 
     Gradio's import is such work, too: it may take longer than people wait after Ctrl-C.
     """
-    from serve.app import LOADING
     from serve.core.background import is_working
+    from serve.gradio.engine import LOADING
 
     if is_working() or any(thread.name == LOADING for thread in threading.enumerate()):
         logging.shutdown()

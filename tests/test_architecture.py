@@ -62,6 +62,7 @@ FLOORS = {
         "http",
         "client api",
         "page",
+        "gradio",
         "app",
         "forked",
         "processes",
@@ -85,14 +86,11 @@ SHARED_NAMES = {
     "decisions": "what people decided by hand: its log, its commands, its routes",
     "embeddings": "vectors of images: of a data set, of a gallery, on request",
     "engine": "an engine of a store: what every one does, and each",
-    "evaluation": "metrics on labelled images: what computes them, and the tab and routes that show them",
-    "figures": "drawings: how they become files, and what is drawn for the page and for the papers",
-    "gallery": "a gallery: its operations, its evaluation on its own images, its tab",
+    "evaluation": "metrics on labelled images: what computes them, and routes with their models",
     "index": "an index of vectors: by FAISS, by PostgreSQL, and its commands",
     "items": "entries of a gallery: their table, their routes",
     "jobs": "work that the server does after it has answered: its queue, its routes",
     "queries": "questions to a gallery: to its table, and of clients",
-    "search": "a search for similar images: its command, its tab, in PostgreSQL",
 }
 
 

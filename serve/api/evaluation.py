@@ -23,8 +23,10 @@ from serve.wire.evaluation import (
     EvaluationAnswer,
     EvaluationMetric,
     EvaluationResult,
+    KeptReport,
     QueriesAnswer,
     QueriesParameters,
+    ReportsAnswer,
 )
 
 if TYPE_CHECKING:
@@ -48,6 +50,17 @@ async def evaluation(service: Service) -> EvaluationAnswer:
 
 
 @router.get(
+    "/evaluation/reports",
+    summary="The evaluation reports that the gallery keeps.",
+    response_model=ReportsAnswer,
+    responses=documented(*COMMON),
+)
+async def evaluation_reports(service: Service) -> ReportsAnswer:
+    """Their names and titles, and whether the gallery has been evaluated since it changed."""
+    return await asyncio.to_thread(_reports, service)
+
+
+@router.get(
     "/evaluation/classes",
     summary="The classes of an evaluation, the worst first.",
     response_model=ClassesAnswer,
@@ -67,6 +80,26 @@ async def evaluation_classes(service: Service, asked: Annotated[ClassesParameter
 async def evaluation_queries(service: Service, asked: Annotated[QueriesParameters, Query()]) -> QueriesAnswer:
     """The wrong ones first."""
     return await asyncio.to_thread(_queries, service, asked)
+
+
+def _reports(service: SearchService) -> ReportsAnswer:
+    from retrieval.evaluation.gallery import check_labels
+    from serve.core.analyses import hide_paths
+    from serve.core.reports import report_summaries
+
+    gallery, obstacle = service.gallery, None
+    state, found = gallery.state_digest(), report_summaries(service.folder)
+    try:
+        with hide_paths(service):
+            check_labels(gallery)
+    except InputError as error:
+        obstacle = str(error)
+    return ReportsAnswer(
+        reports=[KeptReport(name=one.folder.name, title=one.title) for one in found],
+        state=state,
+        current=next((one.folder.name for one in found if one.state == state), None),
+        obstacle=obstacle,
+    )
 
 
 def _newest(gallery: Path) -> EvaluationAnswer:

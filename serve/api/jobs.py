@@ -38,6 +38,7 @@ from serve.wire.job_requests import (
     JobRequest,
     MapRequest,
     SuspectsRequest,
+    TripletsRequest,
 )
 from serve.wire.jobs import (
     CalibrationAnswer,
@@ -51,6 +52,7 @@ from serve.wire.jobs import (
     SuspectedLabel,
     SuspectsAnswer,
     Threshold,
+    TripletsAnswer,
 )
 from serve.wire.problems import ProblemDetails
 
@@ -154,11 +156,17 @@ def _calibrate(service: SearchService, query: CalibrationRequest) -> Calibration
     )
 
 
+def _draw_triplets(service: SearchService, _: TripletsRequest) -> TripletsAnswer:
+    found = analyses.triplet_diagram(service)
+    return TripletsAnswer(**vars(found))
+
+
 KINDS = {
     "evaluation": Kind(EvaluationRequest, _evaluate),
     "duplicates": Kind(DuplicatesRequest, _find_duplicates),
     "suspects": Kind(SuspectsRequest, _suspect),
     "map": Kind(MapRequest, _place),
+    "triplets": Kind(TripletsRequest, _draw_triplets),
     "calibration": Kind(CalibrationRequest, _calibrate, changes=True),
 }
 
@@ -177,22 +185,28 @@ async def start_job(request: Request, service: Service, jobs: GalleryJobs) -> Re
     otherwise it answers 503, `busy`. An evaluation is kept in the gallery as a report; until the
     gallery changes, another one returns the same report."""
     body = await read_body(request, JSON)
-
-    def start() -> Job:
-        values = body.values()
-        name = validate(JobRequest, values).kind
-        if name not in KINDS:
-            detail = f"unknown kind {name[:50]!r}; {did_you_mean(name[:50], KINDS, ', '.join(KINDS))}"
-            raise InvalidRequestError(f"kind: {detail}", [{"pointer": "#/kind", "detail": detail}])
-        kind = KINDS[name]
-        if kind.changes:
-            check_allowed(service)
-        query = validate(kind.request, values)
-        return jobs.start(name, lambda: kind.run(service, query).model_dump_json())
-
-    job = await asyncio.to_thread(start)
+    job = await asyncio.to_thread(lambda: start(service, jobs, body.values()))
     headers = {"Location": f"{service.address}/jobs/{job.id}"}
     return Response(_answer(job).model_dump_json(), 202, headers, JSON)
+
+
+def start(service: SearchService, jobs: Jobs, values: Any) -> Job:
+    """Start a job; `values` has its kind and the fields of the kind.
+
+    Raises:
+        InvalidRequestError: The values are not those of a kind of jobs.
+        ChangesNotAllowedError: The kind changes the gallery, which the server does not allow.
+        BusyError: Other long work is running in this process.
+    """
+    name = validate(JobRequest, values).kind
+    if name not in KINDS:
+        detail = f"unknown kind {name[:50]!r}; {did_you_mean(name[:50], KINDS, ', '.join(KINDS))}"
+        raise InvalidRequestError(f"kind: {detail}", [{"pointer": "#/kind", "detail": detail}])
+    kind = KINDS[name]
+    if kind.changes:
+        check_allowed(service)
+    query = validate(kind.request, values)
+    return jobs.start(name, lambda: kind.run(service, query).model_dump_json())
 
 
 @router.get(

@@ -321,6 +321,13 @@ def problem_details(error: LookalikeError, request: Request) -> ProblemDetails:
 
 
 def _search(service: SearchService, query: SearchRequest | ByIdRequest, fingerprint: str | None) -> Response:
+    return encode(search_answer(service, query, fingerprint), service.telemetry)
+
+
+def search_answer(
+    service: SearchService, query: SearchRequest | ByIdRequest, fingerprint: str | None
+) -> answers.SearchAnswer:
+    """Search; errors as for `SearchService.find`."""
     options = query.options()
     with pointing(query.place):
         answer = service.find([query.query()], options, fingerprint=fingerprint)
@@ -329,12 +336,11 @@ def _search(service: SearchService, query: SearchRequest | ByIdRequest, fingerpr
         with pointing(query.place):
             raise hits
     summary = answer.summary
-    found = answers.SearchAnswer(
+    return answers.SearchAnswer(
         hits=[_hit(hit, summary) for hit in hits],
         nothing_like_it=options.is_nothing_like_it(hits),
         fingerprint=summary.fingerprint,
     )
-    return encode(found, service.telemetry)
 
 
 def _search_together(services: Sequence[SearchService], query: SearchRequest) -> Response:

@@ -1,5 +1,5 @@
 """Analyses of a whole gallery that visitors may start, with bounds: evaluation, near-duplicates, suspected
-labels, map.
+labels, map, triplet diagram.
 
 Each takes one core for up to a minute or two, so they are background work.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from retrieval.curation.thinning import plan_thinning
 from retrieval.errors import InputError
 from retrieval.evaluation import calibration_fit
 from retrieval.evaluation.calibration_fit import QUERIES, Quality
+from retrieval.evaluation.gallery import check_labels
 from retrieval.evaluation.report import Report
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.reports.folder import evaluate_and_keep
@@ -31,6 +33,8 @@ LOWEST = 0.8  # similarity of near-duplicates; below it, groups are large and me
 MAPPED, MAX_MAPPED = 20_000, 100_000  # images: half a minute, and a few minutes, of one core
 MAX_COMPARED = 1_000_000  # images: keep one core busy for about a minute
 MAX_VOTING = 100_000  # images whose neighbours are searched: likewise
+MAX_DRAWN = 10_000  # images, compared among themselves
+_DRAWN = 4  # diagrams that are kept
 # What a visitor can start is bounded: queries x images, but enough queries for a meaningful result.
 _MAX_COMPARISONS, _MIN_QUERIES = 400_000_000, 1000
 _UNLABELLED = "no label"
@@ -81,6 +85,27 @@ class GalleryMap:
     labels: list[str | None]
     right: list[bool | None]
     total: int
+
+
+@dataclass(frozen=True)
+class TripletDiagram:
+    """The similarity of labelled images to the nearest of their own and of another class.
+
+    Attributes:
+        state: Digest of the gallery's state that it shows.
+        images: Number of images in it.
+        total: Number of labelled images, of which those are a random sample.
+        left_out: Number of images of the sample that are alone in their class.
+        hard_share: Share of the images to which another class is nearer.
+        html: The diagram, as a fragment of HTML.
+    """
+
+    state: str
+    images: int
+    total: int
+    left_out: int
+    hard_share: float
+    html: str
 
 
 @contextmanager
@@ -202,3 +227,34 @@ def embedding_map(service: SearchService, limit: int | None = None) -> GalleryMa
         nearest = (labels[other] for other in placed.nearest.tolist())
         right = [label == other if label else None for label, other in zip(labels, nearest, strict=True)]
         return GalleryMap(placed, found.ids, labels, right, found.total)
+
+
+@lru_cache(_DRAWN)
+def _triplet_diagram(service: SearchService, state: str) -> TripletDiagram:
+    from retrieval.analysis import triplets
+    from retrieval.reports.figures import render_figure
+    from retrieval.reports.pages import figure_fragment
+
+    gallery = service.gallery.fixed()
+    check_labels(gallery)
+    stored = gallery.embeddings(labelled=True, limit=MAX_DRAWN)
+    found = triplets.triplets(embeddings_of(gallery, stored, service.name))
+    label = f"Triplet diagram: of {100 * found.hard_share:.1f}% of the images another class is nearer"
+    panels = [[triplets.Panel("labelled images", [found])]]
+    draw = partial(triplets.draw_triplet_diagram, panels)
+    drawing = render_figure(draw, *triplets.diagram_size(panels)).decode()
+    html = figure_fragment(drawing, label)
+    images = len(found.positive)
+    return TripletDiagram(state, images, stored.total, found.left_out, found.hard_share, html)
+
+
+def triplet_diagram(service: SearchService) -> TripletDiagram:
+    """Draw the triplet diagram of a random sample of at most `MAX_DRAWN` labelled images.
+
+    It is kept until the gallery changes, so that visitors cannot keep the server at it.
+
+    Raises:
+        InputError: There are too few labels.
+    """
+    with hide_paths(service):
+        return _triplet_diagram(service, service.gallery.state_digest())

@@ -16,12 +16,11 @@ from serve.core.telemetry import Telemetry
 from serve.http.problem import CLIENT_CLOSED_REQUEST, refusal
 from serve.http.proxy_headers import client_address
 
-# Gradio needs inline scripts and compiles templates in the browser; nothing is loaded from or sent to other
-# sites.
+# Scripts are files of the server; nothing is loaded from or sent to other sites.
 _POLICY = "; ".join(
     (
         "default-src 'self'",
-        "script-src 'self' 'unsafe-inline' 'unsafe-eval'",
+        "script-src 'self'",
         "style-src 'self' 'unsafe-inline'",
         "img-src 'self' data: blob:",
         "font-src 'self' data:",

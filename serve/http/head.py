@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve.addresses import is_event_stream, within_page
+from serve.addresses import is_event_stream
 
 _GRADIO = "/gradio_api/"  # has event streams, too, which a HEAD must not open
 
@@ -19,7 +19,7 @@ class HeadMiddleware:
         """Handle one request."""
         is_head = scope["type"] == "http" and scope["method"] == "HEAD"
         path = scope["path"] if is_head else ""
-        if not is_head or within_page(path).startswith(_GRADIO) or is_event_stream(path):
+        if not is_head or path.startswith(_GRADIO) or is_event_stream(path):
             await self._app(scope, receive, send)
             return
 

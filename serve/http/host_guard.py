@@ -17,19 +17,17 @@ from serve.addresses import within_page
 from serve.core.errors import ForbiddenError, NotFoundError, ServerError, WrongHostError
 from serve.http.problem import refusal
 
-# All routes of the page and the API. Gradio has many more: some run code, fetch URLs from the request or
-# reveal details of the server, and a new version may add others.
+# All routes of the page and the API, and those of Gradio that its clients need. It has many more: some run
+# code, fetch URLs, read files or reveal details of the server, and a new version may add others.
 _ROUTES = re.compile(
     r"""
     / | /healthz | /readyz | /metrics | /v1(/.*)?
-    | /favicon\.ico | /robots\.txt | /theme\.css | /config/?
-    | /(assets|page|static)/.*
-    | /gradio_api/(
-        queue/join | queue/data | cancel | reset/? | heartbeat/[^/]*
-        | app_id | file=/.*
-      )
+    | /favicon\.ico | /page/[^/]+/[^/]+ | /parts/(report|about|statistics)
     """,
     re.VERBOSE | re.DOTALL,
+)
+_GRADIO = re.compile(
+    "/config|/gradio_api/(info|upload|queue/join|queue/data|heartbeat/[^/]*|cancel|reset|call/[a-z_]+(/[0-9a-f]+)?)"
 )
 _HOST = re.compile(r"(\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(:\d*)?", re.IGNORECASE)
 
@@ -64,7 +62,8 @@ class HostGuardMiddleware:
         headers = Headers(scope=scope)
         if not self._is_allowed_host(headers.get("host", "")):
             return WrongHostError("unknown name in the Host header: allow it with --allow-host")
-        if not _ROUTES.fullmatch(within_page(scope["path"])):
+        path = scope["path"]
+        if not (_ROUTES.fullmatch(within_page(path)) or _GRADIO.fullmatch(path)):
             return NotFoundError("no such path")
         if scope["method"] not in ("GET", "HEAD") and self._is_cross_origin(headers, scope["scheme"]):
             what = "allow the site with --allow-origin, or the proxy that adds TLS with --trusted-proxy"

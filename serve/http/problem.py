@@ -21,7 +21,7 @@ _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rat
 _NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients repeat requests with status 409
 MEDIA_TYPE = "application/problem+json"
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that disconnected before the response
-_PAGE_PATHS = ("/gradio_api/", "/assets/", "/page/", "/static/", "/config", "/theme.css", "/favicon.ico")
+_PAGE_PATHS = ("/gradio_api/", "/page/", "/config", "/favicon.ico")
 
 
 def problem_document(error: LookalikeError, instance: str) -> dict[str, Any]:

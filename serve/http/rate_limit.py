@@ -25,13 +25,13 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serve.addresses import is_event_stream, within_page
+from serve.addresses import is_event_stream
 from serve.core.cost import measured_cost
 from serve.core.errors import BusyError, RateLimitError
 from serve.http.problem import refusal
 from serve.http.proxy_headers import client_address, unmap_ipv4
 
-_UNLIMITED = ("/healthz", "/assets/", "/static/")  # constants and static files
+_UNLIMITED = ("/healthz", "/page/")  # constants and static files
 PIXELS_PER_TOKEN = 1_000_000  # to decode a megapixel takes about as long as to answer a search
 _BURST_SECONDS = 10  # the thumbnails of a page, a hundred, are requested at once
 # Shared pictures of one client: two full queries at once, then one in fifteen seconds.
@@ -63,7 +63,7 @@ class RateLimitMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         app = self._app
-        if scope["type"] == "http" and not within_page(scope["path"]).startswith(_UNLIMITED):
+        if scope["type"] == "http" and not scope["path"].startswith(_UNLIMITED):
             wait = self._buckets.take(client_address(scope))
             if wait:
                 app = refusal(scope, RateLimitError("too many requests: try again later", retry_after=wait))
@@ -99,7 +99,7 @@ class ShareLimitMiddleware:
 
 
 class StreamLimitMiddleware:
-    """ASGI middleware that limits open event streams; an open page holds some."""
+    """ASGI middleware that limits open event streams: of changes, and of Gradio's clients."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -112,9 +112,7 @@ class StreamLimitMiddleware:
             return
         client = client_address(scope)
         if self._open.total() >= _MAX_STREAMS or self._open[client] >= _MAX_STREAMS_PER_CLIENT:
-            error = BusyError(
-                "too many open pages and streams: close some", retry_after=_STREAM_RETRY_SECONDS
-            )
+            error = BusyError("too many open streams: close some", retry_after=_STREAM_RETRY_SECONDS)
             await refusal(scope, error)(scope, receive, send)
             return
         with counted(self._open, client):
@@ -122,7 +120,7 @@ class StreamLimitMiddleware:
 
 
 def _is_stream(path: str) -> bool:
-    return within_page(path).startswith(_STREAMS) or is_event_stream(path)
+    return path.startswith(_STREAMS) or is_event_stream(path)
 
 
 @contextmanager

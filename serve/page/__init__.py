@@ -1,1 +1,1 @@
-"""The page: tabs over the search service. It has no logic but showing what the service returns."""
+"""The page: one HTML document for each gallery, a client of the HTTP API in the browser."""

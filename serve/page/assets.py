@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,11 @@ from retrieval.search.options import search_options
 from retrieval.text import pluralize
 
 _HERE = Path(__file__).parent
-_NOT_LOADED = "This part of the page could not be loaded. Check your connection, then reload the page."
 STATIC = _HERE / "static"
-MODULES = "/page"  # path of the scripts that pages import
+FILES = "/page"  # path of the scripts and the style sheet
+ENTRY = "main.js"
+_IMPORTS = re.compile(r"^import [^;]*? from '\./([\w.-]+)';", re.MULTILINE)
+_SCRIPT, _STYLE = "text/javascript", "text/css"
 _ENVIRONMENT = environment(_HERE)
 _ENVIRONMENT.filters |= {
     "license_notice": license_notice,
@@ -47,40 +49,41 @@ def render(template: str, **variables: object) -> Markup:
 
 
 @cache
-def static(name: str) -> str:
-    """Return the text of a file of `static/`."""
-    return (STATIC / name).read_text(encoding="utf-8")
-
-
-def script(*names: str) -> str:
-    """Return scripts of `static/` one after the other, in one scope; they are named without `.js`."""
-    return "\n".join(static(f"{name}.js") for name in names)
+def files() -> Mapping[str, tuple[bytes, str]]:
+    """Return all files that the page loads: name -> content and media type. The style sheet is `page.css`."""
+    scripts = sorted([*STATIC.glob("*.js"), *(STATIC / "modules").glob("*.js")])
+    found = {file.name: (file.read_bytes(), _SCRIPT) for file in scripts}
+    return found | {"page.css": (stylesheet().encode(), _STYLE)}
 
 
 @cache
-def modules_version() -> str:
-    """Return a checksum of all modules, which is part of their addresses: they can be cached for ever."""
-    files = sorted((STATIC / "modules").iterdir())
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+def files_path() -> str:
+    """Return the path of the files; it has a checksum of them, so that browsers keep them for ever."""
+    content = b"".join(content for content, _ in files().values())
+    return f"{FILES}/{hashlib.sha256(content).hexdigest()[:12]}"
 
 
-def module(name: str, *arguments: object) -> str:
-    """Return a component's script that imports a module of `static/modules` and calls its `mount`.
+@cache
+def first_modules() -> list[str]:
+    """Return the modules that the entry imports, and those that they import, so that all load at once."""
+    found: list[str] = []
+    waiting = [ENTRY]
+    while waiting:
+        text = files()[waiting.pop(0)][0].decode()
+        new = [name for name in _IMPORTS.findall(text) if name not in found]
+        found += new
+        waiting += new
+    return found
 
-    Args:
-        name: The module, without `.js`.
-        *arguments: JSON values; `mount` receives the component's element before them.
-    """
-    values = "".join(f", {json.dumps(value)}" for value in arguments)
-    path = f"{MODULES}/{modules_version()}/{name}.js"
-    return (
-        f"import(new URL({json.dumps(path)}, location.origin)).then(one => one.mount(element{values}), "
-        f"() => {{ element.role = 'alert'; element.textContent = {json.dumps(_NOT_LOADED)}; }});"
-    )
+
+@cache
+def icon() -> bytes:
+    """Return the icon of the page, as SVG."""
+    return (STATIC / "icon.svg").read_bytes()
 
 
 @cache
 def stylesheet() -> str:
     """Return the styles of the page: the shared ones, then those of each part."""
     parts = sorted(file.name for file in STATIC.glob("*.css") if file.name != "page.css")
-    return "\n".join(static(name) for name in ("page.css", *parts))
+    return "\n".join((STATIC / name).read_text(encoding="utf-8") for name in ("page.css", *parts))

@@ -1,12 +1,10 @@
-"""The choice among the evaluation reports of a gallery, and one or two of them side by side as HTML."""
+"""The evaluation reports of a gallery as HTML: one of them, or two side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
@@ -16,70 +14,33 @@ from retrieval.evaluation.report import Report, kept_reports
 from retrieval.reports.comparison import render_comparison
 from retrieval.reports.report import render_report
 from retrieval.text import pluralize
-from serve.core.reports import modified, report_summaries
+from serve.core.reports import modified
 from serve.core.service import SearchService
-from serve.page.messages import note
+from serve.page.assets import render
 
 _RENDERED = 4  # cached: some hundred kilobytes each
 
 
-@dataclass(frozen=True)
-class ReportChoice:
-    """The reports that a visitor chose.
-
-    Attributes:
-        report: Name of a report; empty for none.
-        against: Name of a report to compare it with; empty for none.
-        titles: Name and title of all reports that could be chosen.
-    """
-
-    report: str = ""
-    against: str = ""
-    titles: tuple[tuple[str, str], ...] = ()
-
-    @classmethod
-    def parse(cls, value: Any) -> ReportChoice:
-        """Read what a browser sent; a choice is returned as it is."""
-        if isinstance(value, ReportChoice):
-            return value
-        fields = value if isinstance(value, Mapping) else {}
-        given = fields.get("reports")
-        pairs = given if isinstance(given, list) else []
-        titles = tuple((str(p[0]), str(p[1])) for p in pairs if isinstance(p, list) and len(p) == 2)
-        return cls(str(fields.get("report", "")), str(fields.get("against", "")), titles)
-
-    def fields(self) -> dict[str, Any]:
-        """Return the value of the form component."""
-        reports = [list(pair) for pair in self.titles]
-        return {"reports": reports, "report": self.report, "against": self.against}
-
-
 class Reports:
-    """The reports of one gallery, newest first."""
+    """The reports of one gallery."""
 
     def __init__(self, service: SearchService) -> None:
         self._service = service
         self._render = lru_cache(_RENDERED)(self._render_uncached)  # takes seconds
 
-    def current(self, choice: ReportChoice) -> ReportChoice:
-        """Return the choice among the current reports; the newest if the chosen one is gone."""
-        titles = {one.folder.name: one.title for one in report_summaries(self._service.folder)}
-        report = choice.report if choice.report in titles else next(iter(titles), "")
-        against = choice.against if choice.against in titles and choice.against != report else ""
-        return ReportChoice(report, against, tuple(titles.items()))
-
-    def view(self, choice: ReportChoice) -> Markup:
+    def view(self, report: str, against: str = "") -> Markup:
         """Return one report, or two side by side.
+
+        Args:
+            report: Name of a report.
+            against: Name of one to compare it with; empty for none.
 
         Raises:
             InputError: A report does not exist or is not readable, or the two cannot be compared.
         """
-        if not choice.report:
-            how = "`lookalike evaluate GALLERY --data DATA` evaluates it with other images"
-            return note(f"There is no evaluation yet. {how}.")
         folders = {folder.name: folder for folder in kept_reports(self._service.folder)}
         try:
-            chosen = [folders[name] for name in (choice.report, choice.against) if name]
+            chosen = [folders[name] for name in (report, against) if name]
         except KeyError:
             raise InputError("this report no longer exists: open the tab again") from None
         return self._render(
@@ -123,6 +84,8 @@ def _image_note(items: Sequence[int | None]) -> Markup:
         return Markup()
     missing = sum(item is None for item in items)
     if missing == len(items):
-        return note("The images shown are not in this gallery, so they cannot be searched with.")
+        return render(
+            "message", text="The images shown are not in this gallery, so they cannot be searched with."
+        )
     rest = f" {pluralize(missing, 'image')} shown {'is' if missing == 1 else 'are'} not in this gallery."
-    return note(f"A click on an image searches with it.{rest if missing else ''}")
+    return render("message", text=f"A click on an image searches with it.{rest if missing else ''}")

@@ -55,6 +55,27 @@ class EvaluationAnswer(BaseModel):
     metrics: list[EvaluationMetric] = Field(description="The metrics of the results.")
 
 
+class KeptReport(BaseModel):
+    """A report that the gallery keeps."""
+
+    name: str = Field(examples=["2026-03-01T10-00-00"])
+    title: str = Field(
+        description="Its time (UTC), Recall@1 and data.",
+        examples=["2026-03-01 10:00 · Recall@1 93.0% · shop"],
+    )
+
+
+class ReportsAnswer(BaseModel):
+    """The reports that the gallery keeps."""
+
+    reports: list[KeptReport] = Field(description="The newest first.")
+    state: str = Field(description="Digest of the gallery's present state.")
+    current: str | None = Field(
+        description="Name of the report of the present state; null if the gallery has to be evaluated."
+    )
+    obstacle: str | None = Field(description="Why the gallery cannot be evaluated; null if it can.")
+
+
 ReportName = Annotated[
     str | None, Field(description="Name of a report; by default the newest.", max_length=200)
 ]

@@ -21,7 +21,7 @@ class JobRequest(BaseModel):
 
     kind: str = Field(
         description="evaluation, duplicates (fields of DuplicatesRequest), suspects (SuspectsRequest), map "
-        "(MapRequest) or calibration (CalibrationRequest).",
+        "(MapRequest), triplets or calibration (CalibrationRequest).",
         examples=["duplicates"],
     )
 
@@ -77,6 +77,14 @@ class MapRequest(BaseModel):
     limit: int = Field(
         MAPPED, ge=4, le=MAX_MAPPED, description="Number of images beyond which a random sample is placed."
     )
+
+
+class TripletsRequest(BaseModel):
+    """Draw the similarity of each labelled image to the nearest of its own and of another class."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["triplets"]
 
 
 class CalibrationRequest(BaseModel):

@@ -109,6 +109,17 @@ class MapAnswer(BaseModel):
     y: list[float]
 
 
+class TripletsAnswer(BaseModel):
+    """A diagram of the nearest images of the own and of other classes."""
+
+    state: str = Field(description="Digest of the gallery's state that it shows.")
+    images: int = Field(description="Number of labelled images in it, a random sample of `total`.")
+    total: int = Field(description="Number of labelled images.")
+    left_out: int = Field(description="Images of the sample that are alone in their class.")
+    hard_share: float = Field(description="Share of images to which another class is nearer, 0 to 1.")
+    html: str = Field(description="The diagram, as a fragment of HTML.")
+
+
 class JobProgress(BaseModel):
     """How far a job is."""
 
@@ -133,7 +144,7 @@ class JobAnswer(BaseModel):
     result: Any = Field(
         None,
         description="Its result, once it is done: EvaluationAnswer, DuplicatesAnswer, SuspectsAnswer, "
-        "MapAnswer or CalibrationAnswer. Not in the list of jobs.",
+        "MapAnswer, TripletsAnswer or CalibrationAnswer. Not in the list of jobs.",
     )
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, Request, expect
 
 from retrieval.galleries.items import Hit
@@ -24,25 +23,18 @@ def below(server: Server, name: str) -> Server:
 
 
 def noting(page: Page, server: Server) -> Page:
-    """Record requests to other hosts, script errors and pending responses of a page."""
+    """Record requests to other hosts, and script errors, of a page."""
     foreign: list[str] = []
     broken: list[str] = []
-    awaited: set[Request] = set()
 
     def begun(request: Request) -> None:
         parts = urlsplit(request.url)
         if parts.scheme not in ("data", "blob") and parts.netloc != urlsplit(server.url).netloc:
             foreign.append(request.url)
-        if request.is_navigation_request():
-            awaited.clear()
-        elif "/queue/" in parts.path:
-            awaited.add(request)
 
     page.on("request", begun)
-    for event in ("requestfinished", "requestfailed"):
-        page.on(event, lambda request: awaited.discard(request))
     page.on("pageerror", lambda error: broken.append(str(error)))
-    page.foreign, page.broken, page.awaited = foreign, broken, awaited  # type: ignore[attr-defined]
+    page.foreign, page.broken = foreign, broken  # type: ignore[attr-defined]
     return page
 
 
@@ -57,7 +49,6 @@ def opened(page: Page, server: Server) -> Page:
     """Open the server's page and wait until it is ready."""
     page.goto(server.url, wait_until="domcontentloaded")
     expect(page.get_by_test_id("status")).to_contain_text("in the gallery.")
-    expect(page.locator("#first-paint")).to_have_count(0)
     return page
 
 
@@ -97,7 +88,8 @@ def captions(page: Page) -> list[str]:
 
 def expect_pictures_loaded(page: Page) -> None:
     page.wait_for_function(
-        "[...document.querySelectorAll('#results .hits img')].some(i => i.complete && i.naturalWidth > 0)"
+        "() => [...document.querySelectorAll('#results .hits img')]"
+        ".some(image => image.complete && image.naturalWidth > 0)"
     )
 
 
@@ -126,18 +118,6 @@ def enclose(page: Page) -> None:
         page.wait_for_timeout(40)  # the lasso takes a point every few milliseconds
     page.mouse.up()
     page.keyboard.up("Shift")
-
-
-def rest(page: Page) -> None:
-    """Wait until no response is pending; Gradio may leave an event stream open, which is waited for 5 s."""
-    quiet = 0
-    for _ in range(150):
-        page.wait_for_timeout(200)
-        waiting = [request.url for request in page.awaited]  # type: ignore[attr-defined]
-        quiet = 0 if any("/queue/data" not in url for url in waiting) else quiet + 1
-        if not waiting or quiet == 25:
-            return
-    pytest.fail(f"still pending: {waiting}")
 
 
 def caption(rank: int, hit: Hit) -> str:

@@ -13,7 +13,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
 from retrieval import Gallery
-from serve.page.assets import modules_version
+from serve.page.assets import files_path
 from tests.e2e.page_driver import (
     below,
     caption,
@@ -106,7 +106,7 @@ def test_large_picture_is_shrunk_before_it_is_sent(page: Page, tmp_path: Path, s
             const bitmap = await createImageBitmap(sent);
             return [bitmap.width, bitmap.height, sent.size];
         }""",
-        [f"/page/{modules_version()}/pictures.js", page.url.rpartition(":")[2]],
+        [f"{files_path()}/pictures.js", page.url.rpartition(":")[2]],
     )
     assert (width, height) == (1024, 683)
     assert size < photo.stat().st_size / 4

@@ -198,10 +198,10 @@ def test_unwanted_image_is_small_and_marked(page: Page, server: Server) -> None:
     card.hover()
     card.get_by_role("button", name="Less like this").click()
     unwanted = page.locator("#search .views .unlike")
-    expect(unwanted.locator("img")).to_have_attribute("src", re.compile(f"/images/{number}/thumbnail"))
+    expect(unwanted.locator("img")).to_have_attribute("src", re.compile(f"/items/{number}/thumbnail"))
     large = page.locator("#search [data-part=large]")
     for _ in range(2):
-        expect(large).to_have_attribute("src", re.compile("/images/5/thumbnail"))
+        expect(large).to_have_attribute("src", re.compile("/items/5/thumbnail"))
         expect(large).to_have_attribute("alt", "Query image 1")
         left, top, right, bottom = box(unwanted)
         wide = box(large)
@@ -334,7 +334,7 @@ def test_error_of_the_picture_before_does_not_stay(page: Page, tmp_path: Path, s
         }"""
     )
     upload(page, shop / "red" / "2.png")
-    page.wait_for_function("window.during")
+    page.wait_for_function("() => window.during")
     assert page.evaluate("during") == "Reading the picture …"
     expect(status).to_contain_text("probably the same")
     upload(page, shop / "red" / "2.png")  # nothing else to search

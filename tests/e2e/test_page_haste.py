@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from retrieval import Gallery
 from tests.e2e.page_driver import caption, captions, expect_results, filter_pictures, search_with
@@ -80,12 +80,10 @@ def test_closed_dialog_stays_closed(far: Page, server: Server) -> None:
     expect(far.get_by_role("button", name="Where they look alike", pressed=True)).to_be_visible()
 
 
-def test_tab_of_the_address_is_opened_once_it_is_drawn(page: Page, server: Server) -> None:
-    """As if Gradio drew the tabs half a second after the header."""
-    page.add_init_script(
-        "const find = document.getElementById, early = () => performance.now() < 500;"
-        "document.getElementById = function (id) {"
-        " return id.endsWith('-tab-button') && early() ? null : find.call(this, id); };"
-    )
-    page.goto(f"{server.url}/?tab=gallery", wait_until="domcontentloaded")
-    expect(page.get_by_role("tab", name="Gallery")).to_have_attribute("aria-selected", "true")
+def test_tab_of_the_address_is_open_before_any_script(browser: Browser, server: Server) -> None:
+    with browser.new_context(java_script_enabled=False) as context:
+        page = context.new_page()
+        page.goto(f"{server.url}/?tab=gallery")
+        expect(page.get_by_role("tab", name="Gallery")).to_have_attribute("aria-selected", "true")
+        expect(page.get_by_role("tabpanel")).to_have_count(1)
+        expect(page.get_by_role("tabpanel", name="Gallery")).to_be_visible()

@@ -75,7 +75,7 @@ def test_legend_counts_and_finds_classes(page: Page, gallery: Gallery, server: S
     expect(page.get_by_test_id("map")).to_contain_text(f"{len(gallery)} images")
     labels = Counter(item.label for item in gallery.items(range(1, 25)).values())
     assert counts(page) == labels
-    page.get_by_label("Find a class").fill("ree")
+    page.locator("#map").get_by_label("Find a class").fill("ree")
     assert counts(page) == {"green": 8}
     page.get_by_role("checkbox", name="green").check()
     expect(page).to_have_url(re.compile(r"highlight=green"))
@@ -101,7 +101,7 @@ def test_points_are_reached_by_keyboard_and_opened(page: Page, gallery: Gallery)
     spoken = page.locator("#map .spoken")
     expect(spoken).to_have_text(re.compile(r"(red|green|blue), item \d+"))
     item = int(spoken.inner_text().split()[-1])
-    expect(page.locator("#map .point img")).to_have_attribute("src", re.compile(rf"/images/{item}/thumbnail"))
+    expect(page.locator("#map .point img")).to_have_attribute("src", re.compile(rf"/items/{item}/thumbnail"))
     page.keyboard.press("Enter")
     expect(page.get_by_role("dialog")).to_contain_text(str(gallery.item(item).label))
     expect(page).to_have_url(re.compile(rf"tab=map.*open={item}$"))

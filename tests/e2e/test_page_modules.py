@@ -18,14 +18,15 @@ from hypothesis import strategies as st
 from playwright.sync_api import Browser, Page, Route
 
 from serve import page as package
-from serve.page.assets import page_options, render
+from serve.page.assets import page_options
 
 pytestmark = pytest.mark.browser
 
 MODULES = Path(package.__file__).parent / "static" / "modules"
 HOME = "http://page.test"
-EMPTY_PAGE = "<!doctype html><meta charset=utf-8><title>Modules</title>" + render(
-    "first_paint", name="shop", options=page_options()
+EMPTY_PAGE = (
+    "<!doctype html><meta charset=utf-8><title>Modules</title>"
+    f"<script type=application/json id=search-options>{json.dumps(page_options())}</script>"
 )
 examples = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

@@ -25,7 +25,7 @@ def region_of(page: Page, name: str = "like") -> list[float]:
 
 def frame_of_query(page: Page) -> tuple[float, float, float, float]:
     """Return x, y, width and height of the frame around the query, once its picture is loaded."""
-    page.wait_for_function("document.querySelector('#search .frame img')?.complete")
+    page.wait_for_function("() => document.querySelector('#search .frame img')?.complete")
     box = page.locator("#search .frame").bounding_box()
     assert box is not None
     return box["x"], box["y"], box["width"], box["height"]

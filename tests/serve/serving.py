@@ -1,4 +1,4 @@
-"""Run the server as a process: started like a user's, or forked from one that has imported Gradio already."""
+"""Run the server as a process: started like a user's, or forked from one that has imported it already."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
-
 from retrieval.cli import main
-from tests.conftest import wait_until
 
 ROOT = Path(__file__).parents[2]
 SERVE = [sys.executable, "-m", "lookalike", "serve"]
@@ -46,11 +43,6 @@ class Server:
                     found |= _children(child)
         return found
 
-    def wait_for_page(self, credentials: tuple[str, str] | None = None) -> None:
-        """Wait until the page is loaded, which the server does once it answers."""
-        with httpx.Client(auth=credentials, timeout=60) as client:
-            wait_until(lambda: client.get(f"{self.url}/config").status_code != 503, 120)
-
     def stop(self) -> tuple[int, str]:
         """Send SIGINT. Return the exit code and stderr."""
         self.process.send_signal(signal.SIGINT)
@@ -63,7 +55,7 @@ def _children(process: int) -> set[int]:
 
 
 class Forked:
-    """A server forked from a process that has imported it: importing Gradio takes five seconds of CPU time.
+    """A server forked from a process that has imported it, which saves a second of CPU time.
 
     It has the attributes and methods of `subprocess.Popen` that the tests need.
 
@@ -131,10 +123,9 @@ def _start_nursery() -> tuple[subprocess.Popen[bytes], socket.socket]:
 
 def _fork_servers(requests: socket.socket) -> None:
     """Fork a server for every request, and report its process id and its exit code."""
-    # As the server does before it imports Gradio and FAISS.
+    # As the server does before it imports FAISS.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.update(GRADIO_ANALYTICS_ENABLED="False", HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")
-    for name in ("serve.processes", "serve.page.layout"):
+    for name in ("serve.processes", "serve.app"):
         importlib.import_module(name)
     running: dict[int, tuple[int, int]] = {}  # process id and pipe of each server
     while True:
@@ -171,9 +162,7 @@ def _fork_servers(requests: socket.socket) -> None:
 
 @contextmanager
 def serving(command: list[str], scratch: Path, *, forked: bool = False) -> Iterator[Server]:
-    """Run a command on a free port, wait for its address and its page and yield the server.
-
-    The page of `lookalike up` is not waited for.
+    """Run a command on a free port, wait for its address and yield the server.
 
     Args:
         command: The command; it begins with `SERVE` if it is forked.
@@ -199,10 +188,7 @@ def serving(command: list[str], scratch: Path, *, forked: bool = False) -> Itera
         line = process.stdout.readline()  # empty if the process fails
         prefix = "Lookalike is at "
         assert line.startswith(prefix), process.communicate(timeout=30)[1]
-        server = Server(line.removeprefix(prefix).strip(), scratch, process)
-        if "--no-page" not in command and "up" not in command:
-            server.wait_for_page()
-        yield server
+        yield Server(line.removeprefix(prefix).strip(), scratch, process)
     finally:
         if process.poll() is None:
             process.kill()

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
+from retrieval.evaluation.report import kept_reports
 from retrieval.metrics import table
 from retrieval.metrics.table import Evidence, Metric
 from serve.app import create_app
 from serve.core.service import SearchService
-from serve.page.evaluation import EvaluationTab
-from serve.page.reports import ReportChoice
+from serve.page.reports import Reports
 from tests.conftest import lookalike_here
 from tests.retrieval.reports.html_page import Page
 
@@ -66,8 +66,8 @@ def test_added_metric_is_in_the_command_report_comparison_page_and_api(gallery: 
     assert_shown(Page(tmp_path / "comparison" / "compare.html").text, shown)
 
     service = SearchService(gallery)
-    _, _, tab = EvaluationTab(service).open(ReportChoice())
-    assert_shown(Page(tab).text, shown)
+    newest = kept_reports(gallery)[-1]
+    assert_shown(Page(Reports(service).view(newest.name)).text, shown)
 
     answer = TestClient(create_app(service, page=False)).get("/v1/evaluation").json()
     assert answer["results"][0]["values"][KEY] == value

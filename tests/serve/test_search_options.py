@@ -63,22 +63,19 @@ print(found[0].model_dump_json())
 """
 
 PAGE = """
-import asyncio, json, re
+import asyncio, json, re, sys
+from pathlib import Path
 import httpx
-from starlette.applications import Starlette
-from starlette.responses import HTMLResponse
-from starlette.routing import Route
-from serve.page.assets import page_options, render
-from serve.page.first_paint import FirstPaint
-async def document(request):
-    return HTMLResponse("<html><head></head><body></body></html>")
+from serve.app import create_app
+from serve.core.service import SearchService
 async def ask():
-    app = FirstPaint(Starlette(routes=[Route("/", document)]), "shop", "/v1")
+    app = create_app(SearchService(Path(sys.argv[1])))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop") as client:
         return (await client.get("/")).text
-declared = re.search('id="search-options">(.*?)</script>', asyncio.run(ask()))[1]
+page = asyncio.run(ask())
+declared = re.search('id="search-options">(.*?)</script>', page)[1]
 print([one["label"] for one in json.loads(declared) if one["name"] == "brightness"])
-print(render("search", max_text=1, max_url=1, example="", options=page_options()))
+print(page)
 """
 
 

@@ -6,7 +6,6 @@ import pytest
 import timm
 
 from retrieval.model.licenses import PERMISSIVE, license_notice
-from serve.core.service import GallerySummary
 from serve.page.assets import render
 from train.weights_origin import WeightsOrigin, weights_origin
 
@@ -59,7 +58,8 @@ def test_every_licence_of_timm_is_classified() -> None:
 
 def test_page_states_a_licence_with_terms() -> None:
     def header(license_: str | None) -> str:
-        return render("header", gallery=GallerySummary("shop", 1, "f", "u", "/v1", license_), pages=[])
+        gallery = {"license": license_}
+        return render("header", name="shop", gallery=gallery, pages=[], tabs={}, tab="", api="/v1")
 
     assert "weights" not in header(None)
     assert header("apache-2.0") == header(None), "Gallery > About names it"

@@ -44,6 +44,7 @@ OPERATIONS = [
     ("POST", "/items:remove"),
     ("POST", "/heatmap"),
     ("GET", "/evaluation/classes"),
+    ("GET", "/evaluation/reports"),
     ("GET", "/evaluation/queries"),
     ("POST", "/preview"),
     ("POST", "/pictures"),
@@ -71,7 +72,10 @@ RIGHT = [
 # A request without parameters cannot be invalid.
 PLAIN = {
     ("GET", f"/{name}")
-    for name in ("gallery", "galleries", "evaluation", "jobs", "models", "healthz", "readyz", "metrics")
+    for name in (
+        *("gallery", "galleries", "evaluation", "evaluation/reports"),
+        *("jobs", "models", "healthz", "readyz", "metrics"),
+    )
 }
 WRONG = [
     (method, path, GenerationMode.NEGATIVE) for method, path in OPERATIONS if (method, path) not in PLAIN

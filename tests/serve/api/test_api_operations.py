@@ -145,6 +145,7 @@ def test_openapi_description_is_complete(described: dict[str, Any]) -> None:
         "undo_decision",
         "evaluation",
         "evaluation_classes",
+        "evaluation_reports",
         "evaluation_queries",
         "events",
         "healthz",

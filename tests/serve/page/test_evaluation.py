@@ -1,40 +1,34 @@
-"""The evaluation tab without a browser: evaluations, reports, figures and failures."""
+"""The evaluation tab without a browser: its reports and figures, over the API."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from fastapi.testclient import TestClient
 
 from retrieval import Gallery
 from retrieval.analysis.embeddings import Embeddings
 from retrieval.analysis.triplets import triplets
+from retrieval.errors import InputError
 from retrieval.evaluation.report import Report, kept_reports
 from retrieval.reports.folder import evaluate_and_keep, save_report
+from serve.app import create_app
 from serve.core.background import Background
-from serve.core.reports import report_summaries
 from serve.core.service import SearchService
-from serve.page.evaluation import EvaluationTab
-from serve.page.figures import Figures
-from serve.page.reports import ReportChoice, Reports
+from serve.page.reports import Reports
 from tests.conftest import draw
 from tests.retrieval.filling import bare_gallery, commit, new_items, unit_vectors
 from tests.retrieval.reports.html_page import Page
-from tests.serve.page.page_events import send_event
 from tests.serve.serving import SERVE, serving
-
-_NASTY = "<img src=x onerror=alert(1)>'\"&"
 
 
 @pytest.fixture
@@ -42,6 +36,12 @@ def service(shop_gallery: Path, tmp_path: Path) -> SearchService:
     """A copy of the shop that tests may change."""
     shutil.copytree(shop_gallery, tmp_path / "shop.gallery")
     return SearchService(tmp_path / "shop.gallery")
+
+
+@pytest.fixture
+def client(service: SearchService) -> Iterator[httpx.Client]:
+    with TestClient(create_app(service)) as client:
+        yield client
 
 
 @pytest.fixture
@@ -53,17 +53,20 @@ def confused(shop: Path, model_file: Path, tmp_path: Path) -> SearchService:
     return SearchService(tmp_path / "shop.gallery")
 
 
-def until(look: Callable[[], str], *, running: bool = False) -> str:
-    """Wait until work has ended, or, with `running`, started, and return what is shown."""
+def work(client: httpx.Client, kind: str) -> dict[str, Any]:
+    """Do a job; return it when it has ended."""
+    started = client.post("/v1/jobs", json={"kind": kind})
+    assert started.status_code == 202, started.text
     for _ in range(600):
-        if ("data-running" in (text := look())) == running:
-            return text
+        job = client.get(f"/v1/jobs/{started.json()['id']}").json()
+        if job["state"] != "running":
+            return dict(job)
         time.sleep(0.05)
-    raise AssertionError(text)
+    raise AssertionError(job)
 
 
-def opened(service: SearchService, choice: ReportChoice | None = None) -> tuple[str, dict[str, object], str]:
-    return EvaluationTab(service).open(choice or ReportChoice())
+def listed(client: httpx.Client) -> dict[str, Any]:
+    return dict(client.get("/v1/evaluation/reports").json())
 
 
 def searching(page: Page) -> list[tuple[int, str | None]]:
@@ -78,47 +81,36 @@ def searching(page: Page) -> list[tuple[int, str | None]]:
 # ---- measuring
 
 
-def test_evaluation_runs_once_for_each_state(service: SearchService) -> None:
-    tab = EvaluationTab(service)
-    measure, _, report = tab.open(ReportChoice())
-    assert "data-evaluate" in measure
-    assert "no evaluation yet" in report
-    tab.start()
-    until(lambda: tab.poll()[0])
-    measure, form, report = tab.open(ReportChoice())
-    assert "data-evaluate" not in measure
-    assert "in its current state" in measure
+def test_evaluation_runs_once_for_each_state(service: SearchService, client: httpx.Client) -> None:
+    before = listed(client)
+    assert before == {**before, "reports": [], "current": None, "obstacle": None}
+    assert work(client, "evaluation")["state"] == "done"
     (folder,) = kept_reports(service.folder)
-    assert form["report"] == folder.name
-    assert "Recall@1" in report
-    tab.start()
+    after = listed(client)
+    assert [one["name"] for one in after["reports"]] == [folder.name]
+    assert (after["current"], after["state"]) == (folder.name, before["state"])
+    assert "Recall@1" in client.get("/parts/report", params={"report": folder.name}).text
+    work(client, "evaluation")
     assert kept_reports(service.folder) == [folder], "what is known is not measured again"
-    assert "in its current state" in opened(service)[0], "nor by who comes later"
     service.gallery.remove([1])
-    assert "data-evaluate" in opened(service)[0]
-    tab.start()
-    until(lambda: tab.open(ReportChoice())[0])
+    changed = listed(client)
+    assert changed["current"] is None
+    assert changed["state"] != before["state"]
+    work(client, "evaluation")
     assert len(kept_reports(service.folder)) == 2
 
 
-def test_second_start_joins_the_running_evaluation(service: SearchService, tmp_path: Path) -> None:
-    """No other background work starts in the process meanwhile."""
-    tab, other, go = EvaluationTab(service), Background[str](), threading.Event()
+def test_long_work_is_done_one_at_a_time(client: httpx.Client) -> None:
+    other, go = Background[str](), threading.Event()
     other.start("long", lambda: "done" if go.wait(30) else "")
-    message = tab.start()
-    assert "other long work is running" in message
-    assert "data-evaluate" in message
-    figures = Figures(service)
-    assert "Waiting" in figures.open(SimpleNamespace(of="triplets"))  # type: ignore[arg-type]
+    for kind in ("evaluation", "triplets"):
+        refused = client.post("/v1/jobs", json={"kind": kind})
+        assert refused.status_code == 503
+        assert "other long work is running" in refused.json()["detail"]
     go.set()
     while other.status().running:
         time.sleep(0.01)
-    assert other.status().result == "done"
-    shown = [tab.start() for _ in range(5)]
-    assert all("data-running" in one or "in its current state" in one for one in shown)
-    until(lambda: tab.open(ReportChoice())[0])
-    assert len(kept_reports(service.folder)) == 1
-    assert "<figure>" in until(lambda: figures.poll(SimpleNamespace(of="triplets")))  # type: ignore[arg-type]
+    assert work(client, "triplets")["state"] == "done"
 
 
 def test_gallery_without_labels_cannot_be_evaluated(tmp_path: Path, model_file: Path) -> None:
@@ -126,24 +118,22 @@ def test_gallery_without_labels_cannot_be_evaluated(tmp_path: Path, model_file: 
     for seed in range(3):
         draw(seed).save(tmp_path / "flat" / f"{seed}.png")
     Gallery.create(tmp_path / "g", model_file).add([tmp_path / "flat"])
-    measure, _, _ = opened(SearchService(tmp_path / "g", name="flat"))
-    assert "flat: none of its images has a label" in measure
-    assert "button" not in measure
-    assert str(tmp_path) not in measure
+    with TestClient(create_app(SearchService(tmp_path / "g", name="flat"))) as client:
+        obstacle = listed(client)["obstacle"]
+    assert "flat: none of its images has a label" in obstacle
+    assert str(tmp_path) not in obstacle
 
 
-def test_failed_evaluation_hides_paths_and_can_be_retried(service: SearchService, tmp_path: Path) -> None:
+def test_failed_evaluation_hides_paths_and_can_be_retried(
+    service: SearchService, client: httpx.Client, tmp_path: Path
+) -> None:
     shutil.rmtree(service.folder / "reports")
     (service.folder / "reports").touch()
-    tab = EvaluationTab(service)
-    tab.start()
-    said = until(lambda: tab._measure())
-    assert "cannot keep a report" in said
-    assert "data-evaluate" in said, "it can be tried again"
-    assert str(tmp_path) not in said
+    failed = work(client, "evaluation")
+    assert "cannot keep a report" in failed["problem"]["detail"]
+    assert str(tmp_path) not in str(failed)
     (service.folder / "reports").unlink()
-    tab.start()
-    assert "in its current state" in until(lambda: tab._measure())
+    assert work(client, "evaluation")["state"] == "done"
 
 
 @pytest.mark.slow
@@ -154,7 +144,7 @@ def test_shutdown_does_not_wait_for_an_evaluation(tmp_path: Path) -> None:
         gallery.store.commit(unit_vectors(25_000), items)
     with serving([*SERVE, str(tmp_path / "g")], tmp_path / "scratch", forked=True) as server:
         with httpx.Client(base_url=server.url, timeout=30) as client:
-            until(lambda: str(send_event(client, "submit", [], "measure")["output"]["data"]), running=True)
+            assert client.post("/v1/jobs", json={"kind": "evaluation"}).json()["state"] == "running"
         begun = time.monotonic()
         code, said = server.stop()
         assert time.monotonic() - begun < 25
@@ -167,67 +157,52 @@ def test_shutdown_does_not_wait_for_an_evaluation(tmp_path: Path) -> None:
 # ---- reports
 
 
-def test_reports_are_chosen_and_compared(service: SearchService) -> None:
+def test_reports_are_listed_and_compared(service: SearchService, client: httpx.Client) -> None:
     for _ in range(2):
         evaluate_and_keep(service.gallery)
         service.gallery.remove([service.gallery.embeddings().ids[-1].item()])
     old, new = kept_reports(service.folder)
-    reports = Reports(service)
-    listed = report_summaries(service.folder)
-    assert [report.folder for report in listed] == [new, old], "newest first"
+    found = listed(client)["reports"]
+    assert [one["name"] for one in found] == [new.name, old.name], "newest first"
     recall = Report.load(new).headline.values["recall_at_1"]
-    assert f"Recall@1 {100 * recall:.1f}%" in listed[0].title
-    titles = tuple((report.folder.name, report.title) for report in listed)
-    assert reports.current(ReportChoice()) == ReportChoice(new.name, "", titles)
-    assert reports.current(ReportChoice(old.name, new.name)) == ReportChoice(old.name, new.name, titles)
-    assert reports.current(ReportChoice("gone", new.name)) == ReportChoice(new.name, "", titles)
-    tab = EvaluationTab(service)
-    alone, both = tab.show_report(ReportChoice(old.name)), tab.show_report(ReportChoice(new.name, old.name))
+    assert f"Recall@1 {100 * recall:.1f}%" in found[0]["title"]
+    reports = Reports(service)
+    alone, both = reports.view(old.name), reports.view(new.name, old.name)
     assert "24 query images" in alone
-    assert "23 query images" in tab.show_report(ReportChoice(new.name))
+    assert "23 query images" in reports.view(new.name)
     assert "difference to" in both
     assert "difference to" not in alone
     assert " differs from " in both
-    assert tab.show_report(ReportChoice(old.name)) is alone, "it is drawn once"
+    assert reports.view(old.name) is alone, "it is drawn once"
+    shown = client.get("/parts/report", params={"report": new.name, "against": old.name})
+    assert "difference to" in shown.text
 
 
-def test_unusable_reports_give_the_reason(service: SearchService, tmp_path: Path) -> None:
+def test_unusable_reports_give_the_reason(
+    service: SearchService, client: httpx.Client, tmp_path: Path
+) -> None:
     ours = evaluate_and_keep(service.gallery)
     other = Report("folder:other", "each searches the others", 3, 2, None, ours.results)
-    strange = Report(**{**vars(ours), "data": "y", "findings": None})
-    for name, report in (("other", other), ("strange", strange)):
-        save_report(report, service.folder / "reports" / name)
+    save_report(other, service.folder / "reports" / "other")
     (service.folder / "reports" / "broken").mkdir()
     (service.folder / "reports" / "broken" / "report.json").write_text("{}")
-    tab, name = EvaluationTab(service), kept_reports(service.folder)[0].name
-    assert "not evaluated on the same data" in tab.show_report(ReportChoice("other", name))
-    assert "evaluate again" in tab.show_report(ReportChoice("broken"))
-    assert str(tmp_path) not in tab.show_report(ReportChoice("broken"))
-    titles = [title for _, title in opened(service)[1]["reports"]]  # type: ignore[misc]
-    assert "broken: not readable" in titles
+    name = kept_reports(service.folder)[0].name
+    refused = client.get("/parts/report", params={"report": "other", "against": name})
+    assert refused.status_code >= 400
+    assert "not evaluated on the same data" in refused.json()["detail"]
+    broken = client.get("/parts/report", params={"report": "broken"})
+    assert "evaluate again" in broken.json()["detail"]
+    assert str(tmp_path) not in broken.text
+    assert "broken: not readable" in [one["title"] for one in listed(client)["reports"]]
 
 
 def test_report_names_cannot_be_paths(service: SearchService) -> None:
     save_report(evaluate_and_keep(service.gallery), service.folder.parent / "shop")
     (folder,) = kept_reports(service.folder)
-    tab = EvaluationTab(service)
     for name in ("../../shop", "/etc", "..", "nowhere", "\0"):
-        for choice in (ReportChoice(name), ReportChoice(folder.name, name)):
-            _, form, _ = tab.open(choice)
-            assert (form["report"], form["against"]) == (folder.name, "")
-            assert "no longer exists" in tab.show_report(choice)
-
-
-def test_invalid_choices_are_ignored() -> None:
-    sent = {"report": "a", "against": None, "more": 1, "reports": [["x"], 7, [1, "title"], ["a", "b"]]}
-    assert ReportChoice.parse(sent) == ReportChoice("a", "None", (("1", "title"), ("a", "b")))
-    for value in (None, "x", [], {}, {"reports": 5}):
-        assert ReportChoice.parse(value) == ReportChoice()
-
-
-@given(st.builds(ReportChoice, st.text(), st.text(), st.lists(st.tuples(st.text(), st.text())).map(tuple)))
-def test_choice_round_trip(choice: ReportChoice) -> None:
-    assert ReportChoice.parse(json.loads(json.dumps(choice.fields()))) == choice
+        for choice in ((name, ""), (folder.name, name)):
+            with pytest.raises(InputError, match="no longer exists"):
+                Reports(service).view(*choice)
 
 
 def test_report_images_search_with_their_items(confused: SearchService) -> None:
@@ -236,7 +211,7 @@ def test_report_images_search_with_their_items(confused: SearchService) -> None:
     (folder,) = kept_reports(service.folder)
     findings = Report.load(folder).findings
     assert findings is not None
-    page = EvaluationTab(service).show_report(ReportChoice(folder.name))
+    page = Reports(service).view(folder.name)
     found = searching(Page(page))
     assert len(found) == page.count("<img")
     for item, name in found:
@@ -248,7 +223,7 @@ def test_report_images_search_with_their_items(confused: SearchService) -> None:
     assert "A click on an image" in page
     item = found[0][0]
     service.gallery.remove([item])
-    page = EvaluationTab(service).show_report(ReportChoice(folder.name))
+    page = Reports(service).view(folder.name)
     assert item not in [one for one, _ in searching(Page(page))]
     assert "not in this gallery" in page
 
@@ -263,7 +238,7 @@ def test_report_images_missing_from_the_gallery_are_no_buttons(
     others = Gallery.create(tmp_path / "others.gallery", model_file)
     others.add([tmp_path / "others"])
     save_report(evaluate_and_keep(others), service.folder / "reports" / "others")
-    page = EvaluationTab(service).show_report(ReportChoice("others"))
+    page = Reports(service).view("others")
     assert "<img" in page
     assert searching(Page(page)) == []
     assert "are not in this gallery, so they cannot" in page
@@ -272,36 +247,28 @@ def test_report_images_missing_from_the_gallery_are_no_buttons(
 # ---- figures
 
 
-def figure(figures: Figures, name: str) -> str:
-    event = SimpleNamespace(of=name)
-    figures.open(event)  # type: ignore[arg-type]
-    return until(lambda: figures.poll(event))  # type: ignore[arg-type]
-
-
-def test_triplet_diagram_shows_the_labelled_images(service: SearchService) -> None:
+def test_triplet_diagram_shows_the_labelled_images(service: SearchService, client: httpx.Client) -> None:
     stored = service.gallery.embeddings()
-    vectors, labels = stored.vectors, stored.labels
-    share = triplets(Embeddings("shop", vectors, np.array(labels))).hard_share
-    shown = figure(Figures(service), "triplets")
-    assert f"of {100 * share:.1f}% of the images another class is nearer" in shown
-    assert "24 labelled images" in shown
-    assert 'data-figure="triplets" aria-pressed="true"' in shown
+    share = triplets(Embeddings("shop", stored.vectors, np.array(stored.labels))).hard_share
+    found = work(client, "triplets")["result"]
+    assert found["hard_share"] == pytest.approx(share)
+    assert f"of {100 * share:.1f}% of the images another class is nearer" in found["html"]
+    assert (found["images"], found["total"], found["left_out"]) == (24, 24, 0)
+    assert "<svg" in found["html"]
 
 
-def test_figure_is_computed_once_for_each_state(service: SearchService) -> None:
-    figures = Figures(service)
-    figure(figures, "triplets")
-    made = figures._works["triplets"].status().result
-    assert figure(figures, "triplets").endswith(str(made))
-    assert figures._works["triplets"].status().result is made
+def test_figure_is_drawn_once_for_each_state(service: SearchService, client: httpx.Client) -> None:
+    first = work(client, "triplets")["result"]
+    assert first["state"] == listed(client)["state"]
+    assert work(client, "triplets")["result"] == first
     service.gallery.remove([1])
-    assert "23 labelled images" in figure(figures, "triplets")
-    assert 'aria-pressed="true"' not in figures.open(SimpleNamespace(of=""))  # type: ignore[arg-type]
-    assert 'aria-pressed="true"' not in figures.open(SimpleNamespace(of="other"))  # type: ignore[arg-type]
+    changed = work(client, "triplets")["result"]
+    assert changed["images"] == 23
+    assert changed["state"] == listed(client)["state"] != first["state"]
 
 
 def test_figure_of_too_few_images_gives_the_reason(tmp_path: Path) -> None:
-    gallery = bare_gallery(tmp_path / "g")
-    commit(gallery, ["a1", "b1"])
-    service = SearchService(tmp_path / "g", name="tiny")
-    assert "tiny: no two of its images share a label" in figure(Figures(service), "triplets")
+    commit(bare_gallery(tmp_path / "g"), ["a1", "b1"])
+    with TestClient(create_app(SearchService(tmp_path / "g", name="tiny"))) as client:
+        problem = work(client, "triplets")["problem"]
+    assert "tiny: no two of its images share a label" in problem["detail"]

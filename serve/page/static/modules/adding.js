@@ -41,7 +41,7 @@ export class Adding {
     form.append('images', file, file.name);
     if (label) form.append('label', label);
     try {
-      const [result] = (await this.#api.send('POST', '/images', form, {progress})).results;
+      const [result] = (await this.#api.send('POST', '/items', form, {progress})).results;
       if (result.added) return [`added as item ${result.image.id}`, false];
       const kept = result.conflict ? `, with the label ${result.image.label ?? 'none'}, which stays` : '';
       return [`is in the gallery already, as item ${result.image.id}${kept}`, Boolean(result.conflict)];

@@ -21,8 +21,8 @@ export class Api {
   /** @param {string} root Path of the gallery's API, such as "/v1/galleries/birds". */
   constructor(root) { this.root = root; }
 
-  /** GET a path below the root, and return the parsed answer. */
-  get(path, {signal} = {}) { return this.send('GET', path, undefined, {signal}); }
+  /** GET a path below the root, and return the parsed answer; options as for `send`. */
+  get(path, options) { return this.send('GET', path, undefined, options); }
 
   /** POST JSON to a path, and return the parsed answer; options as for `send`. */
   post(path, body, options) { return this.send('POST', path, body, options); }
@@ -30,7 +30,7 @@ export class Api {
   /**
    * Send a request.
    * @param {AbortSignal} [options.signal] Cancels the request, which then rejects with an AbortError.
-   * @param {'json' | 'blob'} [options.type] Type of the answer.
+   * @param {'json' | 'text' | 'blob'} [options.type] Type of the answer.
    * @param {(share: number) => void} [options.progress] Receives the share that has been sent, 0 to 1.
    */
   send(method, path, body, {signal, progress, type = 'json'} = {}) {
@@ -54,7 +54,7 @@ export class Api {
       request.onerror = () => fail(OFFLINE);
       request.onload = async () => {
         end();
-        if (type === 'blob' && request.status < 300) return resolve(request.response);
+        if (type !== 'json' && request.status < 300) return resolve(request.response);
         const answer = parsed(type === 'blob' ? await request.response.text() : request.responseText);
         if (request.status < 300) resolve(answer); else fail(sentence(request, answer), answer);
       };
@@ -71,6 +71,9 @@ export class Api {
     });
   }
 }
+
+/** Return the parts of the page that the server draws, below its own path. */
+export const parts = () => new Api(`${document.body.dataset.page}parts`);
 
 function parsed(text) {
   try { return JSON.parse(text || 'null') || {}; } catch { return {}; }

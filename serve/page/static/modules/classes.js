@@ -1,21 +1,12 @@
 // The classes of an evaluation, and what the queries of one of them found.
 
 import {address} from './address.js';
-import {Api} from './api.js';
 import {breakable, clone, part, show} from './dom.js';
 
 const PAGE = 20;  // classes
 const PAUSE = 200;  // milliseconds after the last key
 
-/** Start the view of the gallery whose API is at `path`; it follows the chosen report and the address. */
-export function mount(element, path) {
-  const view = new Classes(part(element, 'all'), new Api(path));
-  document.addEventListener('lookalike:report', () => view.follow());
-  address.onChange(() => view.follow());
-  view.follow();
-}
-
-class Classes {
+export class Classes {
   #root; #api; #report = ''; #opened = ''; #rows = []; #total = 0; #asked = 0; #timer;
 
   constructor(root, api) {
@@ -38,11 +29,10 @@ class Classes {
     });
   }
 
-  /** Show the report that is chosen, and the class of the address. */
-  async follow() {
-    const {report, against} = shownReport();
+  /** Show the classes of a report that is shown alone, and the class of the address. */
+  async follow(report, against) {
     show(this.#root, Boolean(report) && !against);
-    if (address.state.tab !== 'evaluation' || !report || against) return;
+    if (!report || against) return;
     if (report !== this.#report) {
       this.#report = report;
       this.#opened = '';
@@ -97,12 +87,6 @@ class Classes {
   }
 
   #say(text) { part(this.#root, 'status').textContent = text; }
-}
-
-/** The report that is shown, and the one that it is compared with; empty for none. */
-function shownReport() {
-  const form = document.querySelector('#choice form');
-  return {report: form?.report.value ?? '', against: form?.against.value ?? ''};
 }
 
 function row({name, queries, recall_at_1, interval, mistaken_for}) {

@@ -1,19 +1,19 @@
 // The gallery tab: its views, of which the address names one.
 
 import {address} from './address.js';
+import {About} from './about.js';
 import {Adding} from './adding.js';
-import {Api} from './api.js';
 import {DecisionList} from './decisions.js';
 import {part, show} from './dom.js';
 import {Duplicates} from './duplicates.js';
 import {Pictures} from './listing.js';
 import {Suspects} from './suspects.js';
 
-const VIEWS = {'': Pictures, duplicates: Duplicates, suspects: Suspects, decisions: DecisionList, add: Adding};
+const VIEWS = {'': Pictures, duplicates: Duplicates, suspects: Suspects, decisions: DecisionList, add: Adding, about: About};
 
-/** Start the tab of the gallery whose API is at `path`, once it is opened. */
-export function mount(root, path) {
-  const tab = new Collection(root, new Api(path));
+/** Start the tab. */
+export function mount(root, api) {
+  const tab = new Collection(root, api);
   address.onChange(() => tab.follow());
   tab.follow();
 }
@@ -28,13 +28,11 @@ class Collection {
       const button = event.target.closest('[data-view]');
       if (button) address.update({view: button.dataset.view});
     });
-    document.addEventListener('lookalike:filter', ({detail: {where}}) => address.update({view: '', where, picked: []}));
   }
 
   async follow() {
     const {tab, view} = address.state;
     if (tab !== 'gallery') return;
-    this.#root.closest('[role=tabpanel]').dataset.view = view;
     for (const button of part(this.#root, 'views').querySelectorAll('[data-view]')) {
       button.ariaPressed = String(button.dataset.view === view);
     }

@@ -1,20 +1,19 @@
 // The dialog that shows one image of the gallery; the address names it.
 
 import {address, ownViews} from './address.js';
-import {Api} from './api.js';
 import {announce} from './changes.js';
 import {breakable, part, show} from './dom.js';
 import {Heatmap} from './heatmap.js';
+import {GALLERY} from './options.js';
 import {fileName} from './results.js';
 
 const CONFIRM = 'Really remove it?';
 const PAUSE = 500;  // milliseconds in which a double click is not a confirmation
 
-/** Start the dialog of the gallery whose API is at `path`. */
-export async function mount(root, path) {
-  const api = new Api(path);
-  const gallery = await api.get('/gallery').catch(() => null);
-  if (gallery) new Dialog(part(root, 'dialog'), api, gallery);
+/** Start the dialog. */
+export async function mount(box, api) {
+  const gallery = GALLERY ?? await api.get('/gallery').catch(() => null);
+  if (gallery) new Dialog(box, api, gallery);
 }
 
 class Dialog {
@@ -41,7 +40,7 @@ class Dialog {
     if (open === null) return this.#box.close();
     this.#say('');
     try {
-      const item = await this.#api.get(`/images/${open}`);
+      const item = await this.#api.get(`/items/${open}`);
       if (open === address.state.open) this.#draw(item);
     } catch (error) {
       this.#draw({id: open, key: `item ${open}`, label: null, metadata: {}, thumbnail: ''});
@@ -60,7 +59,7 @@ class Dialog {
     image.src = item.thumbnail;
     image.alt = `item ${item.id}, ${item.label ?? 'no label'}`;
     part(box, 'caption').textContent = fileName(item.key);
-    part(box, 'original').href = `${this.#api.root}/images/${item.id}/picture`;
+    part(box, 'original').href = `${this.#api.root}/items/${item.id}/picture`;
     part(box, 'label').value = item.label ?? '';
     const facts = {item: item.id, key: item.key, ...item.metadata};
     part(box, 'facts').replaceChildren(...Object.entries(facts).map(([name, value]) => fact(name, value)));
@@ -164,7 +163,7 @@ class Dialog {
     }
     if (performance.now() - this.#asked < PAUSE) return;
     try {
-      await this.#api.send('DELETE', `/images/${this.#item.id}`);
+      await this.#api.send('DELETE', `/items/${this.#item.id}`);
       this.#box.close();
       announce();
     } catch (error) {

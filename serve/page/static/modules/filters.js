@@ -35,6 +35,13 @@ export class Filters {
       if (chip) this.#remove(chip.dataset);
     });
     const opened = () => root.querySelectorAll('.facet[open]');
+    root.addEventListener('click', event => {
+      const facet = event.target.closest('.facet > summary')?.parentElement;
+      if (!facet) return;
+      event.preventDefault();  // the browser would open it before there is an event to place its panel
+      facet.open = !facet.open;
+      if (facet.open) place(facet);
+    });
     root.addEventListener('toggle', event => { if (event.target.open) place(event.target); }, true);
     root.addEventListener('keydown', event => {
       const facet = event.target.closest('.facet[open]');

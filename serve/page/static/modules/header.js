@@ -1,39 +1,27 @@
-// The header: gallery, theme, the tabs, which are in the address, and how far the server is in indexing.
+// The header: gallery, theme, and how far the server is in indexing.
 
-import {address} from './address.js';
-import {Api} from './api.js';
 import {part, plural, show} from './dom.js';
+import {GALLERY} from './options.js';
 
 const THEME = 'lookalike-theme';
 const INDEXING = 1000;  // milliseconds between two questions how far it is
-const CHECKS = 50, PAUSE = 100;  // of the open tab on a new page: their number, and milliseconds between them
 
-/**
- * Start the header.
- * @param {string[]} tabs Ids of the tabs; the first has no name in the address.
- * @param {string} path Path of the gallery's API.
- */
-export function mount(root, tabs, path) {
-  document.getElementById('first-paint')?.remove();
+/** Start the header, but for its tabs. */
+export function mountHeader(root, api) {
   part(root, 'galleries')?.addEventListener('change', event => { location.href = event.target.value; });
-  const chosen = localStorage.getItem(THEME);
-  if (chosen) document.body.classList.toggle('dark', chosen === 'dark');
   part(root, 'theme').addEventListener('click', () => {
-    const dark = document.body.classList.toggle('dark');
+    const dark = document.documentElement.classList.toggle('dark');
     localStorage.setItem(THEME, dark ? 'dark' : 'light');
   });
-  followTabs(tabs);
-  // Gradio's components keep their state in the address by events of the document.
-  document.addEventListener('lookalike:state', event => address.update(event.detail));
-  address.onChange(() => document.dispatchEvent(new CustomEvent('lookalike:moved', {detail: address.state})));
-  followIndexing(root, new Api(path));
+  followIndexing(root, api);
 }
 
 /** Show how many images are indexed while the server is at it, and tell the tabs as the gallery grows. */
 async function followIndexing(root, api) {
-  let images = null, busy = true;
+  let images = null, busy = true, given = GALLERY;
   while (busy) {
-    const gallery = await api.get('/gallery').catch(() => null);  // the server is asked again
+    const gallery = given ?? await api.get('/gallery').catch(() => null);  // the server is asked again
+    given = null;
     if (gallery) {
       const {indexing} = gallery;
       busy = indexing !== null;
@@ -49,25 +37,4 @@ async function followIndexing(root, api) {
     }
     if (busy) await new Promise(resolve => setTimeout(resolve, INDEXING));
   }
-}
-
-function followTabs(tabs) {
-  const name = id => id === tabs[0] ? '' : id.replace('-tab', '');
-  const button = id => document.getElementById(`${id}-button`);
-  const open = () => {
-    const tab = button(tabs.find(id => name(id) === address.state.tab) ?? tabs[0]);
-    if (tab?.ariaSelected !== 'true') tab?.click();
-  };
-  document.addEventListener('click', event => {
-    const tab = event.target.closest('[role=tab]');
-    const id = tabs.find(id => button(id) === tab);
-    if (id && name(id) !== address.state.tab) address.update({tab: name(id), open: null});
-  });
-  // Gradio may draw the tabs later than this, and the first one open.
-  const settle = checks => {
-    open();
-    if (checks > 1) setTimeout(settle, PAUSE, checks - 1);
-  };
-  address.onChange(open);
-  settle(CHECKS);
 }

@@ -64,7 +64,7 @@ export class Heatmap {
   }
 
   async #source(view) {
-    if (view.item !== undefined) return `${this.#api.root}/images/${view.item}/thumbnail`;
+    if (view.item !== undefined) return `${this.#api.root}/items/${view.item}/thumbnail`;
     const picture = await pictures.ofView(view, this.#api).catch(() => null);
     return picture ? URL.createObjectURL(await pictures.shrink(picture, view.region)) : '';
   }

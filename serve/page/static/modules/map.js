@@ -2,7 +2,6 @@
 
 import {address} from './address.js';
 import {Actions} from './actions.js';
-import {Api} from './api.js';
 import {part, plural, show} from './dom.js';
 import {Jobs} from './jobs.js';
 import {Legend} from './legend.js';
@@ -17,13 +16,8 @@ const LISTED = 1000;
 const NO_LABEL = '';
 const RIGHT = ['wrong', 'right', 'unlabelled'];
 
-/** Start the tab of the gallery whose API is at `path`, once it is opened. */
-export function mount(root, path) {
-  let map;
-  const open = () => { if (address.state.tab === 'map') map ??= new GalleryMap(root, new Api(path)); };
-  address.onChange(open);
-  open();
-}
+/** Start the tab. */
+export const mount = (root, api) => new GalleryMap(root, api);
 
 class GalleryMap {
   #root; #api; #work; #scatter; #legend; #selection = new Selection(); #gallery; #found; #positions;
@@ -44,7 +38,7 @@ class GalleryMap {
       if (this.#found && (before.colour !== now.colour || before.highlight.join('\n') !== now.highlight.join('\n'))) this.#draw();
     });
     document.addEventListener('lookalike:changed', () => { if (this.#found) this.#say('The gallery has changed since the map was drawn.'); });
-    new MutationObserver(() => { if (this.#found) this.#draw(); }).observe(document.body, {attributeFilter: ['class']});
+    new MutationObserver(() => { if (this.#found) this.#draw(); }).observe(document.documentElement, {attributeFilter: ['class']});
     this.#selection.addEventListener('change', () => {
       const {ids} = this.#selection;
       this.#scatter?.outline(ids.map(id => this.#positions.get(id)).filter(point => point !== undefined));
@@ -114,7 +108,7 @@ class GalleryMap {
 
   #draw() {
     const {colour, highlight} = address.state, found = this.#found;
-    const theme = document.body.classList.contains('dark') ? 'dark' : 'light';
+    const theme = document.documentElement.classList.contains('dark') ? 'dark' : 'light';
     part(this.#root, 'colour').value = colour;
     const byLabel = colour !== 'right';
     const category = byLabel
@@ -157,7 +151,7 @@ class GalleryMap {
     card.style.translate = `${x > width / 2 ? x - card.offsetWidth - 12 : x + 12}px ${Math.min(y + 12, height - card.offsetHeight)}px`;
   }
 
-  #thumbnail(point) { return `${this.#api.root}/images/${this.#found.ids[point]}/thumbnail`; }
+  #thumbnail(point) { return `${this.#api.root}/items/${this.#found.ids[point]}/thumbnail`; }
 
   /** Save the map as a table, which other tools open: places, labels and all metadata. */
   async #export(button) {

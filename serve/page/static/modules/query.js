@@ -91,7 +91,7 @@ export class Query {
   }
 
   async #source(view) {
-    if (view.item !== undefined) return `${this.#api.root}/images/${view.item}/thumbnail`;
+    if (view.item !== undefined) return `${this.#api.root}/items/${view.item}/thumbnail`;
     return (await pictures.ofView(view, this.#api).catch(() => null))?.url ?? MISSING;
   }
 }

@@ -1,11 +1,10 @@
 // The search tab: it follows the address, and everything a visitor does changes the address.
 
 import {address, asks, EMPTY, format, ownViews} from './address.js';
-import {Api} from './api.js';
 import {clone, orders, part, plural, proportion, show} from './dom.js';
 import {faulty, Filters} from './filters.js';
 import {takePictures} from './intake.js';
-import {chosen, UNCHOSEN} from './options.js';
+import {chosen, GALLERY, UNCHOSEN} from './options.js';
 import * as pictures from './pictures.js';
 import {Query} from './query.js';
 import {decimals, fileName, percent, Results} from './results.js';
@@ -20,14 +19,13 @@ const question = state => JSON.stringify(SEARCHED.map(name => state[name]));
 /**
  * Start the tab.
  * @param {Element} element Contains `search.html`.
- * @param {string} path Path of the gallery's API.
+ * @param {Api} api
  */
-export async function mount(element, path) {
+export async function mountSearch(element, api) {
   const root = element.querySelector('.search');
-  const api = new Api(path);
   const say = status(root);
   try {
-    const gallery = await api.get('/gallery');
+    const gallery = GALLERY ?? await api.get('/gallery');
     const tab = new SearchTab(root, api, gallery, say);
     await tab.follow();
   } catch (error) {
@@ -148,7 +146,7 @@ class SearchTab {
     const {marks, like} = address.state;
     const items = like.map(view => view.item).filter(item => item !== undefined);
     if (!marks || items.length !== like.length) return new Set();
-    const found = await Promise.all(items.map(item => this.#api.get(`/images/${item}`)));
+    const found = await Promise.all(items.map(item => this.#api.get(`/items/${item}`)));
     return new Set(found.map(item => item.label).filter(label => label !== null));
   }
 

@@ -68,7 +68,7 @@ export class Suspects {
     if (!one) return;
     const {image, suggested, votes, neighbours} = one;
     const picture = part(this.#root, 'image');
-    picture.src = `${this.#api.root}/images/${image.id}/picture`;
+    picture.src = `${this.#api.root}/items/${image.id}/picture`;
     picture.alt = `item ${image.id}, ${image.label}`;
     part(this.#root, 'file').textContent = fileName(image.key);
     part(this.#root, 'present').textContent = image.label;

@@ -13,7 +13,7 @@ before = inspect.getfile
 read = pathlib.Path.read_text
 parsed = []
 pathlib.Path.read_text = lambda self, *a, **k: (parsed.append(self.name), read(self, *a, **k))[1]
-from serve.page.gradio_import import import_gradio
+from serve.gradio.loading import import_gradio
 import_gradio()
 import gradio
 assert inspect.getfile is before

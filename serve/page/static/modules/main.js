@@ -1,0 +1,27 @@
+// The entry of the page: header, tabs and search. The other tabs and the dialog are loaded when they are needed.
+
+import {address} from './address.js';
+import {Api} from './api.js';
+import {keepFocus} from './focus.js';
+import {mountHeader} from './header.js';
+import {mountSearch} from './search.js';
+import {Tabs} from './tabs.js';
+
+const api = new Api(document.body.dataset.api);
+const find = id => document.getElementById(id);
+
+keepFocus(find('skip'));
+mountHeader(find('header'), api);
+new Tabs(find('header').querySelector('[role=tablist]'), {
+  gallery: async () => (await import('./collection.js')).mount(find('collection'), api),
+  map: async () => (await import('./map.js')).mount(find('map'), api),
+  evaluation: async () => (await import('./evaluation.js')).mount(find('evaluation'), api),
+});
+
+let dialog;
+const openDialog = async () => (await import('./dialog.js')).mount(find('dialog'), api);
+const opens = () => { if (address.state.open !== null) dialog ??= openDialog(); };
+address.onChange(opens);
+opens();
+await mountSearch(find('search'), api);
+dialog ??= openDialog();  // ahead of the first click
