@@ -12,7 +12,6 @@ import resource
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
@@ -328,7 +327,7 @@ def start(folder: Path, _: ExitStack) -> Iterator[Pair | Absent]:
     Gallery.create(gallery, Embedder(chosen_model(LITE0, Runtime())))
     for what, seconds, page, workers in (
         ("a server, without its page", 1.0, False, 1),
-        ("a server, until its page is loaded", 2.0, True, 1),
+        ("a server, until its page is sent", 2.0, True, 1),
         ("a server of 2 workers, without its page", 2.0, False, 2),
     ):
         used = _Used(partial(_serve, gallery, page, workers, kept))
@@ -354,9 +353,9 @@ class _Used:
 
 
 def _serve(gallery: Path, page: bool, workers: int, environment: dict[str, str]) -> float:
-    """Start a server and stop it. Return the CPU seconds that its processes used until it answered.
+    """Start a server, wait until it answers, with its page if it has one, and stop it.
 
-    If it has a page, it is stopped once that is loaded.
+    Return the CPU seconds that its processes used.
     """
     words = ["serve", str(gallery), "--port", "0", "--workers", str(workers)]
     command = [sys.executable, "-m", "lookalike", *words, "--page" if page else "--no-page"]
@@ -365,8 +364,8 @@ def _serve(gallery: Path, page: bool, workers: int, environment: dict[str, str])
         try:
             assert process.stdout is not None
             url = process.stdout.readline().removeprefix("Lookalike is at ").strip()
-            while page and httpx.get(f"{url}/config", timeout=60).status_code == 503:
-                time.sleep(0.1)
+            if page:
+                httpx.get(url, timeout=60).raise_for_status()
             return processes_seconds(process.pid)
         finally:
             process.terminate()
