@@ -74,7 +74,7 @@ class Endpoints:
         return self._work(gallery, kind="map", limit=limit)
 
     def _service(self, name: str) -> SearchService:
-        if not name:
+        if not isinstance(name, str) or not name:
             return next(iter(self._services.values()))
         if name not in self._services:
             hint = did_you_mean(name[:50], self._services, ", ".join(self._services))
@@ -88,7 +88,8 @@ class Endpoints:
 
     def _read(self, image: Any) -> bytes:
         """Return the bytes of an uploaded file, and of no other."""
-        path = Path(str(image["path"] if isinstance(image, dict) else image.path)).resolve()
+        given = image.get("path") if isinstance(image, dict) else image
+        path = Path(str(given).replace("\0", "")).resolve()
         if not (path.is_relative_to(self._uploads) and path.is_file()):
             raise InputError("upload the image first, as handle_file of gradio_client does")
         if path.stat().st_size > _MAX_FILE:

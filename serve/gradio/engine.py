@@ -16,10 +16,12 @@ from typing import TypeVar
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from retrieval.machine.extras import needs
-from serve.core.errors import InternalError, NotFoundError
+from serve.core.errors import InternalError, MalformedBodyError, NotFoundError
 from serve.core.jobs import Jobs
 from serve.core.service import SearchService
 from serve.gradio.loading import import_gradio, one_parser
@@ -30,6 +32,12 @@ LOADING = "loading Gradio"  # name of the thread
 _QUEUED, _AT_ONCE = 64, 4  # events that wait, and of one endpoint that run
 _KEPT_SECONDS = 3600  # uploaded files
 _SPACE_SECONDS = 1.0
+_MALFORMED = (
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+)  # what Gradio's routes raise for such events
 _log = logging.getLogger("lookalike.serve")
 
 
@@ -123,8 +131,14 @@ class Engine:
         # Gradio checks that a file was uploaded by its user only in apps that it launched itself.
         blocks.has_launched = True
         mounted = app.routes[-1].app  # type: ignore[attr-defined]
+        for kind in _MALFORMED:
+            mounted.add_exception_handler(kind, _refuse)
         self._stop = mounted.stop_event.set
         return app
+
+
+async def _refuse(request: Request, _: Exception) -> Response:
+    return refusal(request.scope, MalformedBodyError("there is no such event of Gradio: load /config again"))
 
 
 def _uploads() -> Path:

@@ -151,3 +151,79 @@ def test_without_webgl_the_rest_is_there(browser: Browser, server: Server) -> No
         expect(page.get_by_test_id("map-status")).to_contain_text("does not draw with WebGL")
         expect(page.get_by_role("checkbox", name="red")).to_be_visible()
         expect(page.get_by_role("button", name="Download CSV")).to_be_visible()
+
+
+def _places(page: Page) -> dict[str, tuple[float, float]]:
+    """Thumbnail -> its place on the screen, once they are drawn."""
+    page.wait_for_timeout(400)
+    shown = page.locator("#map .thumbnails img")
+    expect(shown.first).to_be_visible()
+    found = shown.evaluate_all(
+        "all => all.map(i => [i.src, i.getBoundingClientRect()])"
+        ".map(([source, box]) => [source, box.x + box.width / 2, box.y + box.height / 2])"
+    )
+    return {source: (x, y) for source, x, y in found}
+
+
+def test_wheel_zooms_around_the_pointer_and_a_drag_moves(page: Page) -> None:
+    stage = page.get_by_role("application").bounding_box()
+    assert stage
+    centre = (stage["x"] + stage["width"] / 2, stage["y"] + stage["height"] / 2)
+    before = _places(page)
+    page.mouse.move(*centre)
+    page.mouse.wheel(0, 300)
+    zoomed = _places(page)
+    times = {
+        round(float(np.hypot(*np.subtract(zoomed[one], centre)) / np.hypot(*np.subtract(place, centre))), 2)
+        for one, place in before.items()
+        if one in zoomed and np.hypot(*np.subtract(place, centre)) > 20
+    }
+    assert len(zoomed) > 2
+    assert max(times) - min(times) < 0.1, "all by the same factor, seen from the pointer"
+    assert 0.3 < min(times) < 0.8
+    page.mouse.down()
+    page.mouse.move(centre[0] + 60, centre[1] - 40, steps=5)
+    page.mouse.up()
+    moved = _places(page)
+    shifts = [np.subtract(moved[one], place) for one, place in zoomed.items() if one in moved]
+    assert np.allclose(shifts, (60, -40), atol=1.5)
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    page.get_by_role("button", name="Show all").click()
+    after = _places(page)
+    assert all(np.allclose(after[one], place, atol=1.5) for one, place in before.items())
+
+
+def test_point_under_the_pointer_is_shown_and_opened(page: Page, gallery: Gallery) -> None:
+    source, place = next(iter(_places(page).items()))
+    item = int(str(re.search(r"/images/(\d+)/", source)[1]))  # type: ignore[index]
+    page.mouse.move(*place)
+    expect(page.locator("#map .point img")).to_have_attribute("src", re.compile(rf"/images/{item}/thumbnail"))
+    page.mouse.click(*place)
+    expect(page).to_have_url(re.compile(rf"open={item}$"))
+    expect(page.get_by_role("dialog")).to_be_visible()
+
+
+def test_two_fingers_zoom(browser: Browser, server: Server) -> None:
+    with browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True) as context:
+        page = watched(context.new_page(), server)
+        page.get_by_role("tab", name="Map").click()
+        expect(page.get_by_role("application")).to_have_attribute("aria-busy", "false")
+        before = _places(page)
+        stage = page.get_by_role("application").bounding_box()
+        assert stage
+        x, y = stage["x"] + stage["width"] / 2, stage["y"] + stage["height"] / 2
+        touch = context.new_cdp_session(page)
+
+        def send(kind: str, apart: float) -> None:
+            points = [] if kind == "touchEnd" else [{"x": x + s * apart, "y": y, "id": s} for s in (-1, 1)]
+            touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+        send("touchStart", 80)
+        for apart in range(75, 35, -5):
+            send("touchMove", apart)
+        send("touchEnd", 0)
+        after = _places(page)
+        both = [one for one in before if one in after]
+        spread = [np.ptp([places[one] for one in both], axis=0).max() for places in (before, after)]
+        assert spread[1] / spread[0] == pytest.approx(0.5, rel=0.15)
+        assert page.foreign == page.broken == []  # type: ignore[attr-defined]

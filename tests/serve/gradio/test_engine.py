@@ -122,6 +122,14 @@ def test_no_other_file_of_the_server_is_read(client: Client, server: Server, sho
     assert not [one for one in set(server.scratch.rglob("*")) - before if one.suffix == ".png"]
 
 
+def test_malformed_events_are_refused_in_a_line(client: Client, server: Server) -> None:
+    for body in ({"fn_index": 10**6, "data": []}, {"fn_index": -1, "data": [1]}, {"fn_index": 0}, ["x"], {}):
+        joined = httpx.post(f"{server.url}/gradio_api/queue/join", json=body, timeout=60)
+        assert joined.status_code in (200, 400, 422), joined.text
+    for image in ({"path": {"a": 1}}, {}, ["x"] * 50, "🙂\n\nTraceback", None, 7):
+        assert "upload the image first" in _join(server, [image, 5, "", ""])
+
+
 def test_foreign_sites_get_no_permission(client: Client, server: Server) -> None:
     for path in ("/config", "/gradio_api/info"):
         answer = httpx.get(f"{server.url}{path}", headers={"Origin": EVIL["Origin"]}, timeout=60)
