@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 WINDOWS = [(1440, 900), (1280, 800), (768, 1024), (390, 844), (844, 390)]
 PANELS = ["label", "price", "date", "colour", "seller", "stock", "organic", "description", "Advanced"]
 # Places of an element that the window cuts off or others hide: near its corners, and its middle.
+_TWO_FRAMES = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 _HIDDEN = """
 panel => {
   const {left, top, right, bottom} = panel.getBoundingClientRect();
@@ -78,6 +79,7 @@ def test_panels_of_filters_are_inside_the_window(page: Page, server: Server) -> 
         panel = facet.locator("div").first
         if name != "Advanced":
             expect(panel.locator("input:visible").first).to_be_visible()
+        page.evaluate(_TWO_FRAMES)  # it is placed by an event after that of the click
         left, top, right, bottom = box(panel)
         assert left >= 0, (name, left)
         assert right <= width, (name, right)
