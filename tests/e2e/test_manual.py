@@ -35,6 +35,7 @@ REASONS = {
     r"--engine ray|\.shards": "starts a Ray: tests/retrieval/ingest/test_ray.py",
     r"client\.heatmap": "needs a model with embedding maps",
     r"lookalike (serve|mcp) ": "runs until it is ended: tests/serve",
+    r"lookalike\.blocks": "runs until it is ended: tests/serve/gradio",
     r"torchrun": "needs several machines",
     r"lookalike (improve|gate) ": "may refuse: test_improvement.py and test_gate.py",
     r"--import |colours|register_plugin": "needs plug-ins: tests/test_plugins.py",
@@ -72,7 +73,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, shop: Path, pair_file: Path)
 @pytest.fixture(scope="module")
 def server(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     scratch = tmp_path_factory.mktemp("scratch")
-    words = [*SERVE, str(place / "shop.gallery"), "--no-page", "--allow-changes"]
+    words = [*SERVE, str(place / "shop.gallery"), "--allow-changes"]
     with serving(words, scratch, forked=True) as running:
         yield running
 
