@@ -195,9 +195,9 @@ def test_wheel_zooms_around_the_pointer_and_a_drag_moves(page: Page) -> None:
 
 def test_point_under_the_pointer_is_shown_and_opened(page: Page, gallery: Gallery) -> None:
     source, place = next(iter(_places(page).items()))
-    item = int(str(re.search(r"/images/(\d+)/", source)[1]))  # type: ignore[index]
+    item = int(str(re.search(r"/items/(\d+)/", source)[1]))  # type: ignore[index]
     page.mouse.move(*place)
-    expect(page.locator("#map .point img")).to_have_attribute("src", re.compile(rf"/images/{item}/thumbnail"))
+    expect(page.locator("#map .point img")).to_have_attribute("src", re.compile(rf"/items/{item}/thumbnail"))
     page.mouse.click(*place)
     expect(page).to_have_url(re.compile(rf"open={item}$"))
     expect(page.get_by_role("dialog")).to_be_visible()
