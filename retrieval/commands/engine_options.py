@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from retrieval.commands.options import combine_options
+from retrieval.commands.search_options import combine_options
 from retrieval.errors import InputError
 from retrieval.ingest.ray_source import RaySource
 from retrieval.ingest.ray_workers import check_ray

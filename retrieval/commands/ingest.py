@@ -15,13 +15,13 @@ from retrieval.commands.device_options import runtime_options
 from retrieval.commands.engine_options import RayOptions, ray_options
 from retrieval.commands.options import (
     checksum_option,
-    combine_options,
     index_options,
     max_bad_option,
     max_removed_option,
     retry_option,
     storage_option,
 )
+from retrieval.commands.search_options import combine_options
 from retrieval.commands.stores import explain_password, store_option
 from retrieval.errors import InputError, LookalikeError
 from retrieval.galleries.database_folder import is_gallery

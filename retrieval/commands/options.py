@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 
-from retrieval.errors import InputError
+from retrieval.commands.search_options import combine_options
 from retrieval.ingest.indexing import MAX_BAD
 from retrieval.ingest.sync import RemovalLimit
 from retrieval.search.index import KINDS
@@ -39,33 +37,6 @@ def size_text(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} GB"
-
-
-def where_option(text: str) -> Callable[[Any], Any]:
-    """Return the option --where with a help text. @FILE stands for a condition in a file, however long."""
-
-    def read(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
-        if value is None or not value.startswith("@"):
-            return value
-        try:
-            return Path(value[1:]).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{value[1:]}: the condition cannot be read ({error})") from error
-
-    return click.option(
-        "--where", metavar="CONDITION", callback=read, help=f"{text}; @FILE reads it from FILE."
-    )
-
-
-def combine_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a decorator that adds several options to a command, in this order."""
-
-    def add(command: Any) -> Any:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
 
 
 # --kind, --recall and --memory: the index to build.

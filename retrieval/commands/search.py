@@ -13,7 +13,8 @@ import numpy as np
 
 from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.device_options import runtime_options
-from retrieval.commands.options import combine_options, sheet_option, where_option
+from retrieval.commands.options import sheet_option
+from retrieval.commands.search_options import combine_options, search_option
 from retrieval.errors import ImageError, InputError
 from retrieval.galleries.items import Hit, Hits
 from retrieval.galleries.searchable import SearchableGallery
@@ -24,7 +25,7 @@ from retrieval.model.runtime import Runtime
 from retrieval.progress import Progress
 from retrieval.reports.sheet import SheetImage, SheetRow, check_sheet_path, write_sheet
 from retrieval.search.composition import compose
-from retrieval.search.options import RERANKS, SearchOption, SearchOptions, search_options
+from retrieval.search.options import RERANKS, SearchOptions, search_options
 from retrieval.text import align_columns
 
 
@@ -45,31 +46,7 @@ class _Query:
     items: tuple[int, ...] = ()
 
 
-def _option(option: SearchOption) -> Any:
-    """Return the option of the command for an option of a search."""
-    text = option.help
-    if option.name == "where":
-        return where_option(text.removesuffix("."))
-    if option.high is not None:
-        text = f"{text.removesuffix('.')}. From {option.low:g} to {option.high:g}."
-    kind: Any = option.kind
-    ends: Any = (option.low, option.high)
-    if option.choices:
-        kind = click.Choice(option.choices)
-    elif option.kind is int:
-        kind = click.IntRange(*ends)
-    return click.option(
-        f"--{option.name.replace('_', '-')}" if len(option.name) > 1 else f"-{option.name}",
-        type=str if option.many else kind,
-        multiple=option.many,
-        default=None if option.default == () else option.default,
-        show_default=option.default not in (None, ()),
-        metavar=option.metavar,
-        help=f"{text} Repeatable." if option.many else text,
-    )
-
-
-_search_options = combine_options(*(_option(one) for one in search_options()))
+_search_options = combine_options(*(search_option(one) for one in search_options()))
 
 
 @click.command()

@@ -11,7 +11,8 @@ import click
 
 from retrieval.cli import json_option, print_result
 from retrieval.commands.device_options import runtime_options
-from retrieval.commands.options import size_text, where_option
+from retrieval.commands.options import size_text
+from retrieval.commands.search_options import where_option
 from retrieval.galleries.items import Item
 from retrieval.gallery import Gallery
 from retrieval.model.runtime import Runtime

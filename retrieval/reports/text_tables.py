@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from retrieval import text
 from retrieval.evaluation.comparison import TESTED, Comparison, GroupSummary, PairedComparison
 from retrieval.evaluation.report import Report
 from retrieval.evaluation.score import Result
 from retrieval.evaluation.verdict import DECIDING
 from retrieval.metrics.statistics import LEAST_CLASSES, Summary
-from retrieval.metrics.table import MetricColumn, shown_columns
+from retrieval.metrics.table import MetricColumn, metric_columns, shown_columns
+
+if TYPE_CHECKING:
+    from retrieval.evaluation.ranking_rules import RankingCost
 
 OTHERS, THESE = "other classes like these", "these classes"
 
@@ -29,6 +34,26 @@ def report_table(report: Report) -> str:
     lines += _interval_lines(report.headline, columns)
     verdict = [] if report.verdict is None else [report.verdict.sentence]
     return "\n".join([*lines, *verdict, *filter(None, [class_interval_note(report)]), *report.notes])
+
+
+def ranking_table(cost: RankingCost) -> str:
+    """Return what an order, diversity or re-ranking of the hits changes, one metric per line, in percent."""
+    rows = [
+        [
+            column.short,
+            percent(cost.plain[column.key]),
+            percent(cost.ranked[column.key]),
+            points(change.difference),
+            interval_points(change.deciding),
+        ]
+        for column in metric_columns(cost.changes)
+        for change in [cost.changes[column.key]]
+    ]
+    has_others = all(change.class_interval for change in cost.changes.values())
+    head = ["", "plain", "ranked", "difference", f"95%, {OTHERS if has_others else THESE}"]
+    lines = text.align_columns([head, *rows], right=range(1, len(head)))
+    asked = f"{cost.queries:,} labelled images of {cost.classes:,} classes searched for among the others"
+    return "\n".join([*lines, f"{asked}; {percent(cost.moved)} % of the first ten hits differ."])
 
 
 def _interval_lines(result: Result, columns: list[MetricColumn]) -> list[str]:

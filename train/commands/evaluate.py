@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,15 +10,22 @@ import click
 
 from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.device_options import runtime_options
+from retrieval.commands.search_options import combine_options, search_option
 from retrieval.errors import InputError
 from retrieval.files import check_folder
+from retrieval.search.options import SearchOptions, search_options
 from train import data as data_sets
 from train.commands import DATA_HELP
 
 if TYPE_CHECKING:
-    from retrieval.evaluation.report import Report
+    from retrieval.gallery import Gallery
     from retrieval.model.runtime import Runtime
     from train.config import ProbeLabels
+
+# Options of a search that change the order of the hits.
+_ranking_options = combine_options(
+    *(search_option(one) for one in search_options() if one.name in ("order", "diversity", "rerank"))
+)
 
 
 @click.command()
@@ -50,6 +58,7 @@ if TYPE_CHECKING:
     "learnt from their true labels (clean, if no value is given) or from the noisy labels of the run. By "
     "default as linear_probe in the run's settings.",
 )
+@_ranking_options
 @runtime_options
 @json_option
 @click.pass_context
@@ -61,6 +70,9 @@ def evaluate(
     baselines: tuple[str, ...],
     which: str | None,
     linear_probe: ProbeLabels | None,
+    order: str | None,
+    diversity: float,
+    rerank: str,
     runtime: Runtime,
     as_json: bool,
 ) -> None:
@@ -88,22 +100,34 @@ def evaluate(
     That for these classes resamples queries, and is narrower. If a baseline was measured, or the gallery has
     been evaluated with another model, a sentence says whether the model certainly finds more.
 
+    With --order, --diversity or --rerank, up to 2,000 images of a gallery also search it with and without
+    them, and the differences say what they cost: hits of the right label among the first ten.
+
     \b
       lookalike evaluate run --data folder:shop --out report
       lookalike evaluate run --data folder:shop --which 1000
       lookalike evaluate run --data folder:shop --device cuda:1 --batch-size 512
       lookalike evaluate shop.gallery --data folder:queries --out report
       lookalike evaluate shop.gallery
+      lookalike evaluate shop.gallery --order "score + 0.1 * in_stock desc"
     """
-    from retrieval.reports.folder import save_report, set_aside
-    from retrieval.reports.text_tables import report_table
+    from retrieval.evaluation.ranking_rules import ranking_cost
+    from retrieval.reports.folder import evaluate_and_keep, save_report, set_aside
+    from retrieval.reports.text_tables import ranking_table, report_table
 
     if out is not None:
         check_folder(out)
+    options = SearchOptions(order=order, diversity=diversity, rerank=rerank)
+    is_ranked = options != SearchOptions()
+    if is_ranked and data is not None:
+        raise click.UsageError("--order, --diversity and --rerank are for a gallery; leave out --data")
+    cost = None
     if data is None:
         if baselines or which or linear_probe:
             raise click.UsageError("--baseline, --which and --linear-probe need images; give --data")
-        report = _evaluate_stored(target, runtime)
+        gallery = _open_gallery(target, runtime)
+        cost = ranking_cost(gallery, options, show_progress=True) if is_ranked else None
+        report = evaluate_and_keep(gallery, show_progress=True)
     else:
         from train.experiments import evaluation
 
@@ -122,7 +146,11 @@ def evaluate(
         if earlier := set_aside(report, out):
             print_status(f"{out}: another report was there; it is in {earlier} now")
         save_report(report, out)
-    print_result(report.to_dict(), as_json, report_table(report))
+    result, table = report.to_dict(), report_table(report)
+    if cost is not None:
+        result["ranking"] = asdict(cost)
+        table += f"\n\n{ranking_table(cost)}"
+    print_result(result, as_json, table)
     if out is not None:
         print_status(f"report: {out / 'report.html'}")
     if report.bad_files:
@@ -130,10 +158,9 @@ def evaluate(
         ctx.exit(3)
 
 
-def _evaluate_stored(target: Path, runtime: Runtime) -> Report:
+def _open_gallery(target: Path, runtime: Runtime) -> Gallery:
     from retrieval.galleries.database_folder import is_gallery
     from retrieval.gallery import Gallery
-    from retrieval.reports.folder import evaluate_and_keep
 
     if not target.exists():
         raise InputError(f"{target}: there is no such run, model or gallery")
@@ -141,4 +168,4 @@ def _evaluate_stored(target: Path, runtime: Runtime) -> Report:
         raise InputError(
             f"{target}: not a gallery; to evaluate a run or a model, pass labelled images by --data"
         )
-    return evaluate_and_keep(Gallery.open(target, runtime=runtime), show_progress=True)
+    return Gallery.open(target, runtime=runtime)

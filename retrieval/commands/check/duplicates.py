@@ -12,7 +12,7 @@ import click
 
 from retrieval.commands.check.findings import Findings, shows_findings
 from retrieval.commands.device_options import search_device_option
-from retrieval.commands.options import combine_options
+from retrieval.commands.search_options import combine_options
 from retrieval.curation.duplicate_groups import Group, NearDuplicates
 from retrieval.curation.thinning import RULES, Thinning, plan_thinning
 from retrieval.galleries.items import Item

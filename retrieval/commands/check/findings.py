@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from retrieval.cli import json_option, print_result, print_status
-from retrieval.commands.options import combine_options, sheet_option
+from retrieval.commands.options import sheet_option
+from retrieval.commands.search_options import combine_options
 from retrieval.files import write_csv
 from retrieval.galleries.items import Item
 from retrieval.reports.sheet import SheetRow, check_sheet_path, write_sheet
