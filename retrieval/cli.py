@@ -268,7 +268,8 @@ def run_command(*arguments: str) -> None:
 def _interrupt_on_sigterm() -> Iterator[None]:
     """Handle the first SIGTERM like Ctrl-C, so that commands keep their finished work; ignore further ones.
 
-    `timeout` and some service managers send it twice, and the second one would end the commit.
+    `timeout` and some service managers send it twice, and the second one would end the commit, or the
+    process before it has said what is kept.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not in_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
@@ -287,7 +288,8 @@ def _interrupt_on_sigterm() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGTERM) is interrupt:  # after one, the process ends by itself
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _run(arguments: list[str], debug: bool) -> int:
