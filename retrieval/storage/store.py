@@ -122,8 +122,7 @@ class Store:
             InputError: The folder cannot be used.
         """
         with new_folder(folder) as draft:
-            for name in ("segments", "indexes", "model", "reports"):
-                (draft / name).mkdir()
+            _make_folders(draft)
             if model is not None and probes is not None:
                 manifest = replace(manifest, probes_sha256=keep_model(draft, model, probes))
             database.create(draft)
@@ -269,6 +268,7 @@ class Store:
             with ExitStack() as stack:
                 with self._convert_errors():
                     lock = stack.enter_context(hold_lock(self.folder))
+                    _make_folders(self.folder)
                     lock.seek(0)
                     interrupted = lock.read() != ""  # the last writer
                     lock.truncate(0)
@@ -535,8 +535,9 @@ class Store:
             named.update(segments.files_of(file))
         left = [
             entry
-            for part in ("segments", "indexes")
-            for entry in sorted((self.folder / part).iterdir())
+            for entry in sorted(
+                path for part in ("segments", "indexes") for path in (self.folder / part).glob("*")
+            )
             if entry.name not in named and entry != self.index_parts
         ]
         left += sorted(self.folder.glob(f"{COPY}.tmp-*"))
@@ -545,6 +546,12 @@ class Store:
             files = (entry for entry in sorted(self.uploads.iterdir()) if _UPLOAD.fullmatch(entry.name))
             left += [entry for entry in files if entry.name not in uploaded]
         return left
+
+
+def _make_folders(folder: Path) -> None:
+    """Make the folders of a gallery, some of which may have been lost with all that was in them."""
+    for name in ("segments", "indexes", "model", "reports"):
+        (folder / name).mkdir(exist_ok=True)
 
 
 @contextmanager

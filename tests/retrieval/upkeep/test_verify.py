@@ -101,6 +101,17 @@ def test_missing_file_is_found(folder: Path, kind: str) -> None:
     assert repaired.waiting == (19 if kind == "segment" else 0)  # of 20, one was removed
 
 
+@pytest.mark.parametrize(("name", "waiting"), [("indexes", 0), ("segments", 59)])
+def test_missing_folder_is_made_again(folder: Path, name: str, waiting: int) -> None:
+    shutil.rmtree(folder / name)
+    assert verify(folder).problems
+    repaired = verify(folder, repair=True)
+    assert not repaired.left
+    assert repaired.waiting == waiting
+    assert (folder / name).is_dir()
+    assert not verify(folder).problems
+
+
 def test_truncated_segment_loses_only_its_end(folder: Path) -> None:
     path = first_segment(folder)
     path.write_bytes(path.read_bytes()[:-200])  # the last vector takes 192 bytes
