@@ -1,4 +1,4 @@
-# make demo | test | quick | env [GPU=1] | docs | lock | test-lowest | bench | gpu-check | experiments     (see README.md and CONTRIBUTING.md)
+# make demo | test | quick | env [GPU=1] | docs | lock | test-lowest | bench | crash | gpu-check | experiments     (see README.md and CONTRIBUTING.md)
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -21,7 +21,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --n
 LOCK   := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
           --no-annotate --upgrade pyproject.toml
 
-.PHONY: env demo test quick lint docs lock test-lowest bench gpu-check experiments
+.PHONY: env demo test quick lint docs lock test-lowest bench crash gpu-check experiments
 env: $(VENV)/.ready-$(PAIR)
 
 # The pairs have the same files, so both go before one comes.
@@ -72,6 +72,10 @@ test-lowest: env
 # WRITE=1 also writes benchmarks/results.json and docs/benchmarks.md.
 bench: env
 	$(BIN)/python -m benchmarks $(if $(filter 1,$(WRITE)),--write)
+
+# make crash [MINUTES=60]: commands that are killed at any point; goes on where it ended. WRITE=1 also writes docs/reliability.md.
+crash: env
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.crash --out build/crash --minutes $(or $(MINUTES),60) $(if $(filter 1,$(WRITE)),--write)
 
 # Needs an NVIDIA GPU. WRITE=1 also puts the table into docs/gpu.md.
 gpu-check: env

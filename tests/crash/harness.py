@@ -1,0 +1,553 @@
+"""Runs commands on galleries that end at any point, and judges what is left.
+
+A command runs in a forked process in which every access to the disk is a step: an SQL statement, a flush, a
+rename, a deletion, a new file. At one step, or at a random time, it is killed; or the power fails, and files
+that were not flushed are torn, names of files whose folder was not flushed are gone; or an access fails, as
+on a full disk. Meanwhile another process searches. Then:
+
+- each item is as before or as after the command, and all of them are one of the two if the command is whole;
+- what a reader has found has the scores that brute force gives to the vectors before or after;
+- `verify` finds no damage, and nothing that a reader has seen is gone again;
+- the same command, run again, completes, and leaves the files that it leaves without an accident.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pickle
+import random
+import re
+import shutil
+import signal
+import sqlite3
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch  # noqa: F401  # once, before the forks: `teach` needs it
+
+from retrieval import Gallery
+from retrieval.cli import main
+from retrieval.errors import InputError, LookalikeError
+from retrieval.upkeep.verify import verify
+from tests.crash.operations import OPERATIONS, Operation
+from tests.retrieval.killing import Killer
+
+T = TypeVar("T")
+Accident = Literal["kill", "time", "power", "full", "broken"]
+ACCIDENTS: dict[Accident, str] = {
+    "kill": "killed at a step",
+    "time": "killed at a random time",
+    "power": "power lost at a step",
+    "full": "disk full at a step",
+    "broken": "I/O error at a step",
+}
+_K = 5  # hits of a reader
+_EXACT = 1e-4  # of scores
+_NAMES = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f-]{15,}|[0-9a-f]{16,}|\d+")
+_PATIENCE = 60.0  # seconds of a step of the harness
+
+
+class BrokenPromiseError(AssertionError):
+    """A promise that was not kept."""
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """A gallery as it is on disk.
+
+    Attributes:
+        items: Label and metadata by key.
+        vectors: Vector by key, float32 [D].
+        calibrated: Whether it has a calibration.
+    """
+
+    items: dict[str, tuple[str | None, str]]
+    vectors: dict[str, np.ndarray]
+    calibrated: bool
+
+    def has(self, key: str, other: State) -> bool:
+        """Whether an item is the same in another state."""
+        vectors = self.vectors[key], other.vectors.get(key)
+        return (
+            vectors[1] is not None
+            and self.items[key] == other.items[key]
+            and vectors[0].shape == vectors[1].shape
+            and np.allclose(*vectors, atol=1e-5)
+        )
+
+    def equals(self, other: State) -> bool:
+        """Whether all items are the same in another state."""
+        same = self.items.keys() == other.items.keys() and self.calibrated == other.calibrated
+        return same and all(self.has(key, other) for key in self.items)
+
+
+def read_state(folder: Path) -> State | None:
+    """Read a gallery; `None` if there is none."""
+    if not (folder / "gallery.db").exists():
+        return None
+    gallery = Gallery.open(folder)
+    found = gallery.embeddings()
+    items = gallery.items(found.ids.tolist())
+    facts, vectors = {}, {}
+    for number, vector in zip(found.ids.tolist(), found.vectors, strict=True):
+        item = items[number]
+        facts[item.key] = (item.label, repr(sorted(item.metadata.items())))
+        vectors[item.key] = vector
+    return State(facts, vectors, gallery.calibration is not None)
+
+
+# ---- processes
+
+
+def forked(function: Callable[[], T], *, seconds: float = _PATIENCE) -> T:
+    """Return what a function returns in a forked process, so that this one starts no threads.
+
+    Raises:
+        BrokenPromiseError: It raises, or takes too long.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        try:
+            result: tuple[bool, Any] = (True, function())
+        except BaseException:
+            result = (False, traceback.format_exc())
+        with os.fdopen(writer, "wb") as pipe:
+            pickle.dump(result, pipe)
+        os._exit(0)
+    os.close(writer)
+    with _killed_after(child, seconds), os.fdopen(reader, "rb") as pipe:
+        data = pipe.read()
+    os.waitpid(child, 0)
+    if not data:
+        raise BrokenPromiseError(f"no answer within {seconds:g} seconds")
+    good, value = pickle.loads(data)
+    if not good:
+        raise BrokenPromiseError(value)
+    found: T = value
+    return found
+
+
+@contextlib.contextmanager
+def _killed_after(child: int, seconds: float) -> Iterator[None]:
+    def kill(*_: object) -> None:
+        os.kill(child, signal.SIGKILL)
+
+    before = signal.signal(signal.SIGALRM, kill)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def run(
+    operation: Operation,
+    work: Path,
+    at_step: Callable[[int], None] | None,
+    log: Path,
+    kill_after: float = 0.0,
+) -> int:
+    """Run a command in a folder, in a forked process. Return its exit code, negative if it was killed.
+
+    Args:
+        operation: The command.
+        work: The folder.
+        at_step: Called with the number of each step, from 1; it may end the process or raise.
+        log: Gets what it prints.
+        kill_after: Seconds after which it is killed; 0 for not at all.
+    """
+    child = os.fork()
+    if child == 0:
+        try:
+            out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(out, 1), os.dup2(out, 2)
+            os.chdir(work)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            if at_step is not None:
+                Killer(at_step).arm(())
+            main(operation.words)
+        except SystemExit as left:
+            os._exit(int(left.code or 0))
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(70)
+        os._exit(0)
+    if kill_after:
+        time.sleep(kill_after)
+        os.kill(child, signal.SIGKILL)
+    with _killed_after(child, _PATIENCE):
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+# ---- accidents
+
+
+class _Disk:
+    """What a loss of power leaves of the files in a folder: what was flushed, and what was there before."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._flushed = {path: _version(path) for path in self._files()}
+        self._named = set(folder.rglob("*"))
+        real = os.fsync
+
+        def fsync(descriptor: int) -> None:
+            real(descriptor)
+            path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+            if path.is_dir():
+                self._named |= {*path.iterdir()}
+            elif path.exists():
+                self._flushed[path] = _version(path)
+
+        os.fsync = fsync
+
+    def _files(self) -> list[Path]:
+        return [path for path in self._folder.rglob("*") if path.is_file() and not _is_of_sqlite(path)]
+
+    def fail(self) -> None:
+        """Tear what was not flushed."""
+        versions = {*self._flushed.values()}
+        for path in self._files():
+            if path not in self._named:
+                path.unlink()
+            elif _version(path) not in versions:  # a file that was flushed under another name is whole
+                os.truncate(path, path.stat().st_size // 2)
+
+
+def _is_of_sqlite(path: Path) -> bool:
+    return path.name.startswith("gallery.db") or path.name == "LOCK"
+
+
+def _version(path: Path) -> tuple[int, int, int]:
+    stat = path.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def accident_at(step: int, accident: Accident, folder: Path) -> Callable[[int], None]:
+    """Return what a command calls at each of its steps, so that an accident happens at one of them."""
+    disk = _Disk(folder) if accident == "power" else None
+
+    def happen(number: int) -> None:
+        if number != step:
+            return
+        if accident in ("full", "broken"):
+            code = errno.ENOSPC if accident == "full" else errno.EIO
+            raise _failure_of_step(code)
+        if disk:
+            disk.fail()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return happen
+
+
+def _failure_of_step(code: int) -> Exception:
+    """Return what the access of the present step raises: SQLite has errors of its own."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name not in ("watched", "execute", "executemany"):
+        frame = frame.f_back  # type: ignore[assignment]
+    if frame is not None and frame.f_code.co_name != "watched":
+        return sqlite3.OperationalError(
+            "database or disk is full" if code == errno.ENOSPC else "disk I/O error"
+        )
+    return OSError(code, os.strerror(code))
+
+
+# ---- readers
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What a reader saw.
+
+    Attributes:
+        searches: Number of searches that it made.
+        keys: Keys of the gallery that it opened last.
+        problem: The first wrong answer or exception; empty for none.
+    """
+
+    searches: int
+    keys: frozenset[str]
+    problem: str
+
+
+class Reader:
+    """A process that searches a gallery until it is stopped, and checks each answer.
+
+    Args:
+        folder: The gallery.
+        states: States that it may see.
+        whole: Whether an answer is of one of them.
+    """
+
+    def __init__(self, folder: Path, states: list[State], whole: bool) -> None:
+        self._answer, answer = os.pipe()
+        stop, self._stop = os.pipe()
+        self._child = os.fork()
+        if self._child == 0:
+            for end in (self._answer, self._stop):
+                os.close(end)
+            os.set_blocking(stop, False)
+            with os.fdopen(answer, "wb") as pipe:
+                _search(folder, states, whole, stop, pipe)
+            os._exit(0)
+        os.close(answer)
+        os.close(stop)
+        self._pipe = os.fdopen(self._answer, "rb")
+        self._pipe.read(1)  # it has searched
+
+    def stop(self) -> Sight:
+        """Let it search once more, and return what it saw."""
+        os.write(self._stop, b"x")
+        os.close(self._stop)
+        with _killed_after(self._child, _PATIENCE), self._pipe:
+            data = self._pipe.read()
+        os.waitpid(self._child, 0)
+        if not data:
+            raise BrokenPromiseError("a reader ended without an answer")
+        sight: Sight = pickle.loads(data)
+        return sight
+
+
+def _search(folder: Path, states: list[State], whole: bool, stop: int, pipe: Any) -> None:
+    searches, keys, problem, stopping = 0, frozenset[str](), "", False
+    draw = random.Random(0)
+    try:
+        while not stopping:
+            with contextlib.suppress(BlockingIOError):
+                stopping = bool(os.read(stop, 1))
+            gallery = Gallery.open(folder)
+            ids = gallery.embeddings().ids.tolist()
+            keys = frozenset(item.key for item in gallery.items(ids).values())
+            for _ in range(4):
+                gallery.refresh()
+                asked = draw.choice([*(states[0].vectors.keys() & keys)])
+                with contextlib.suppress(LookupError):  # removed meanwhile
+                    _check(gallery, asked, states, whole)
+                searches += 1
+            if searches == 4:
+                pipe.write(b"x")
+                pipe.flush()
+    except BaseException:
+        problem = traceback.format_exc()
+        if not searches:
+            pipe.write(b"x")
+    pickle.dump(Sight(searches, keys, problem), pipe)
+
+
+def _check(gallery: Gallery, asked: str, states: list[State], whole: bool) -> None:
+    """Search with an item, and compare the scores with those of brute force in one of the states."""
+    try:
+        hits = [(hit.key, hit.score) for hit in gallery.search_id(asked, _K)]
+    except InputError as error:
+        if "no image" in str(error) or "no item" in str(error):
+            raise LookupError from error
+        raise
+    expected = []
+    for state in states:
+        if asked in state.vectors:
+            query = state.vectors[asked]
+            expected.append({key: float(query @ vector) for key, vector in state.vectors.items()})
+
+    def is_right(scores: dict[str, float], key: str, score: float) -> bool:
+        return abs(scores.get(key, 9.0) - score) < _EXACT
+
+    if whole:
+        good = any(all(is_right(scores, *hit) for hit in hits) for scores in expected)
+    else:
+        queries = [state.vectors[asked] for state in states if asked in state.vectors]
+        vectors = {key: [s.vectors[key] for s in states if key in s.vectors] for key, _ in hits}
+        good = all(
+            any(abs(float(q @ v) - score) < _EXACT for q in queries for v in vectors[key])
+            for key, score in hits
+        )
+    if not good:
+        raise BrokenPromiseError(f"wrong scores for {asked}: {hits}")
+
+
+# ---- trials
+
+
+@dataclass(frozen=True, eq=False)
+class Course:
+    """A command without an accident.
+
+    Attributes:
+        operation: The command.
+        stage: Folder before it.
+        before: Gallery before it; `None` if there is none.
+        after: Gallery after it.
+        names: Files and folders after it.
+        steps: Number of its steps.
+        seconds: Time that it takes.
+    """
+
+    operation: Operation
+    stage: Path
+    before: State | None
+    after: State
+    names: frozenset[str]
+    steps: int
+    seconds: float
+
+
+class Site:
+    """A folder in which commands run, and their folders before they run.
+
+    Args:
+        out: Folder for everything, which must be on a disk with `os.link`.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.work, self.log = out, out / "work", out / "log"
+        self._courses: dict[str, Course] = {}
+
+    def _restore(self, stage: Path) -> None:
+        shutil.rmtree(self.work, ignore_errors=True)
+        shutil.copytree(stage, self.work)
+
+    def _look(self, operation: Operation) -> State | None:
+        def look() -> State | None:
+            try:
+                return read_state(self.work / operation.target)
+            except LookalikeError:
+                if operation.is_damaged:
+                    return None
+                raise
+
+        return forked(look)
+
+    def course(self, name: str) -> Course:
+        """Return a command's course, which is run at its first use."""
+        if name not in self._courses:
+            operation = OPERATIONS[name]
+            stage = self.out / "stages" / operation.prepare.__name__.strip("_")
+            if not stage.exists():
+                shutil.rmtree(self.work, ignore_errors=True)
+                self.work.mkdir(parents=True)
+                forked(lambda: (os.chdir(self.work), operation.prepare())[0], seconds=300)
+                stage.parent.mkdir(exist_ok=True)
+                shutil.copytree(self.work, stage)
+            self._restore(stage)
+            before = self._look(operation)
+            steps = self.out / "steps"
+            counter = os.open(steps, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            began = time.monotonic()
+            code = run(
+                operation,
+                self.work,
+                lambda number: os.pwrite(counter, b"%12d" % number, 0) and None,
+                self.log,
+            )
+            seconds = time.monotonic() - began
+            os.close(counter)
+            if code:
+                raise BrokenPromiseError(f"{name}: exit code {code}: {self.log.read_text()}")
+            after = self._look(operation)
+            assert after is not None
+            names = _names(self.work)
+            self._courses[name] = Course(
+                operation, stage, before, after, names, int(steps.read_text()), seconds
+            )
+        return self._courses[name]
+
+    def attempt(self, name: str, accident: Accident, draw: random.Random) -> str:
+        """Let an accident happen to a command, and judge what is left. Return where it happened.
+
+        Raises:
+            BrokenPromiseError: A promise is not kept.
+        """
+        course = self.course(name)
+        step = draw.randint(1, course.steps)
+        seconds = draw.uniform(0, course.seconds) if accident == "time" else 0.0
+        where = f"{seconds:.2f} s" if accident == "time" else f"step {step} of {course.steps}"
+        try:
+            self._attempt(course, accident, step, seconds)
+        except BrokenPromiseError as error:
+            raise BrokenPromiseError(f"{name}, {ACCIDENTS[accident]}, {where}: {error}") from error
+        return where
+
+    def _attempt(self, course: Course, accident: Accident, step: int, seconds: float) -> None:
+        operation = course.operation
+        self._restore(course.stage)
+        reader = None
+        if course.before is not None:
+            states = [course.before, course.after]
+            reader = Reader(self.work / operation.target, states, operation.whole)
+        happen = None if accident == "time" else accident_at(step, accident, self.work)
+        fsync = os.fsync
+        try:
+            code = run(operation, self.work, happen, self.log, seconds)
+        finally:
+            os.fsync = fsync
+        text = self.log.read_text()
+        if accident in ("full", "broken") and (code == 70 or "Traceback" in text):
+            raise BrokenPromiseError(f"a traceback:\n{text}")
+        if accident in ("full", "broken") and code not in (0, 1, 3):
+            raise BrokenPromiseError(f"exit code {code}:\n{text}")
+        sight = reader.stop() if reader else None
+        if sight and sight.problem:
+            raise BrokenPromiseError(f"a reader after {sight.searches} searches:\n{sight.problem}")
+        if sight and not sight.searches:
+            raise BrokenPromiseError("the reader did not search")
+        left = self._look(operation)
+        is_done = left is not None and left.equals(course.after)
+        self._judge(course, left, is_done, sight)
+        self._repeat(course, is_done)
+
+    def _judge(self, course: Course, left: State | None, is_done: bool, sight: Sight | None) -> None:
+        before, after = course.before, course.after
+        if left is None:
+            if before is not None:
+                raise BrokenPromiseError("the gallery is gone")
+            return
+        if course.operation.whole and not is_done and not (before and left.equals(before)):
+            raise BrokenPromiseError("neither the state before nor the one after")
+        for key in left.items:
+            if not any(state and key in state.items and left.has(key, state) for state in (before, after)):
+                raise BrokenPromiseError(f"{key} is neither as before nor as after")
+        if before:
+            for key in before.items.keys() & after.items.keys() - left.items.keys():
+                raise BrokenPromiseError(f"{key} is lost")
+            if sight:
+                for key in (sight.keys & after.items.keys()) - left.items.keys():
+                    raise BrokenPromiseError(f"{key} was seen, and is lost")
+        if "--repair" not in course.operation.words:
+            found = forked(lambda: verify(self.work / course.operation.target))
+            if found.problems:
+                raise BrokenPromiseError(f"verify: {[problem.what for problem in found.problems]}")
+
+    def _repeat(self, course: Course, is_done: bool) -> None:
+        """Run the command again, which completes it."""
+        operation = course.operation
+        code = run(operation, self.work, None, self.log)
+        if code and not (is_done and code in (1, 2)):
+            raise BrokenPromiseError(f"run again, exit code {code}:\n{self.log.read_text()}")
+        left = self._look(operation)
+        if left is None or not left.equals(course.after):
+            raise BrokenPromiseError("run again, it leaves another state")
+        if others := _names(self.work) ^ course.names:
+            raise BrokenPromiseError(f"run again, it leaves other files: {sorted(others)}")
+
+
+def _names(folder: Path) -> frozenset[str]:
+    """Return the names in a folder and in its galleries, without numbers."""
+    found = [
+        *folder.iterdir(),
+        *(path for one in folder.glob("*/gallery.db") for path in one.parent.iterdir()),
+    ]
+    passing = ("gallery.db-wal", "gallery.db-shm", "gallery.db-journal", "removals.log")
+    return frozenset(
+        _NAMES.sub("#", str(path.relative_to(folder))) for path in found if path.name not in passing
+    )

@@ -1,0 +1,159 @@
+"""What is killed: commands on galleries, each from a folder that is made for it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from retrieval import Gallery
+from retrieval.storage.records import FileStamp, NewItem
+from tests.conftest import draw, draw_classes, lookalike_here
+from tests.retrieval.filling import DIM, unit_vectors
+from tests.serve.model import write_model
+
+GALLERY = "g"
+_SIGNAL = 6  # dimensions
+_QUICK = ("--set", "steps=5", "--set", "folds=2", "--set", "powers=[0.5]")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A command, in a folder with what it needs.
+
+    Attributes:
+        words: Its arguments; paths are relative to the folder.
+        prepare: Makes the folder, which is the current one.
+        whole: Whether readers and a kill see the state before or the one after, and none between.
+        target: Gallery that it makes or changes.
+        is_damaged: Whether the gallery cannot be read before.
+    """
+
+    words: tuple[str, ...]
+    prepare: Callable[[], object]
+    whole: bool = True
+    target: str = GALLERY
+    is_damaged: bool = False
+
+
+def _pictures() -> None:
+    """A gallery of pictures with a table, and more pictures."""
+    draw_classes(Path("photos"), ("red", "green", "blue"), 6)
+    draw_classes(Path("more"), ("red", "black"), 5, first=20)
+    rows = "".join(f"{color}/{n}.png,{n}.5\n" for color in ("red", "green", "blue") for n in range(6))
+    Path("photos/prices.csv").write_text("path,price\n" + rows)
+    write_model(Path("model.onnx"))
+    write_model(Path("other.onnx"), note="other")
+    words = ("--model", "model.onnx", "--metadata", "photos/prices.csv")
+    lookalike_here("index", "build", GALLERY, "photos", *words)
+
+
+def _changed() -> None:
+    """Pictures that were changed, removed and added after the gallery was built."""
+    _pictures()
+    for number in range(3):
+        draw(90 + number).save(f"photos/green/{number}.png")
+        Path(f"photos/blue/{number}.png").unlink()
+    draw_classes(Path("photos"), ("red", "white"), 3, first=40)
+
+
+def _thinned() -> None:
+    """Pictures some of which are removed already."""
+    _pictures()
+    lookalike_here("index", "remove", GALLERY, "--where", "label = 'red'")
+
+
+def _copies() -> None:
+    """A gallery with copies of its pictures."""
+    _pictures()
+    shutil.copytree("photos/blue", "copies")
+    lookalike_here("index", "add", GALLERY, "copies")
+
+
+def _fill(vectors: np.ndarray, classes: np.ndarray) -> None:
+    vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    gallery = Gallery.create(Path(GALLERY), write_model(Path("model.onnx")))
+    stamps = [FileStamp("/photos", f"{row}.jpg", 1, 1, f"c{n}") for row, n in enumerate(classes.tolist())]
+    with gallery.store.writing():
+        gallery.store.commit(vectors, [NewItem(stamp, "", 4, 3) for stamp in stamps])
+
+
+def _vectors() -> None:
+    """A gallery of vectors with labels that teach something: classes differ in a few dimensions."""
+    random, classes = np.random.default_rng(0), np.repeat(np.arange(40), 8)
+    vectors = random.standard_normal((len(classes), DIM))
+    vectors[:, :_SIGNAL] *= 0.3
+    vectors[:, :_SIGNAL] += random.standard_normal((40, _SIGNAL))[classes]
+    vectors[:, _SIGNAL:] *= 1.3
+    _fill(vectors, classes)
+
+
+def _uneven() -> None:
+    """A gallery of vectors that profit from whitening: a few dimensions are loud and say nothing."""
+    random, classes = np.random.default_rng(0), np.repeat(np.arange(40), 8)
+    vectors = random.standard_normal((40, DIM))[classes] + 0.9 * random.standard_normal((len(classes), DIM))
+    vectors[:, :4] += 6 * random.standard_normal((len(classes), 4))
+    _fill(vectors, classes)
+
+
+def _taught() -> None:
+    _vectors()
+    lookalike_here("teach", GALLERY, *_QUICK)
+
+
+def _adapted() -> None:
+    _uneven()
+    lookalike_here("adapt", GALLERY, "--power", "0.5")
+
+
+def _files_of_vectors() -> None:
+    _pictures()
+    np.savez("vectors.npz", vectors=unit_vectors(300, 9), id=np.array([f"v{row}" for row in range(300)]))
+
+
+def _decided() -> None:
+    """A gallery after a decision by hand."""
+    _copies()
+    lookalike_here("check", "duplicates", GALLERY, "--keep", "first", "--remove")
+
+
+def _unindexed() -> None:
+    """A gallery whose index is gone."""
+    _vectors()
+    lookalike_here("index", "optimize", GALLERY, "--kind", "hnsw")
+    shutil.rmtree(Path(GALLERY, "indexes"))
+
+
+OPERATIONS = {
+    "build": Operation(
+        ("index", "build", "new", "photos", "--model", "model.onnx"), _pictures, whole=False, target="new"
+    ),
+    "add": Operation(("index", "add", GALLERY, "more"), _pictures, whole=False),
+    "sync": Operation(("index", "sync", GALLERY, "photos"), _changed, whole=False),
+    "sync --checksum": Operation(("index", "sync", GALLERY, "photos", "--checksum"), _changed, whole=False),
+    "remove": Operation(("index", "remove", GALLERY, "--where", "label = 'red'"), _pictures),
+    "import": Operation(
+        ("index", "import", "new", "vectors.npz", "--embedding", "x"),
+        _files_of_vectors,
+        whole=False,
+        target="new",
+    ),
+    "rebuild": Operation(("index", "rebuild", GALLERY, "--model", "other.onnx"), _pictures),
+    "optimize --compact": Operation(("index", "optimize", GALLERY, "--compact"), _thinned),
+    "optimize --kind ivf-disk": Operation(("index", "optimize", GALLERY, "--kind", "ivf-disk"), _vectors),
+    "optimize --kind hnsw": Operation(("index", "optimize", GALLERY, "--kind", "hnsw"), _vectors),
+    "snapshot": Operation(("index", "snapshot", GALLERY, "copy"), _pictures, target="copy"),
+    "verify --repair": Operation(("index", "verify", GALLERY, "--repair"), _unindexed, is_damaged=True),
+    "check duplicates --remove": Operation(
+        ("check", "duplicates", GALLERY, "--keep", "first", "--remove"), _copies
+    ),
+    "check undo": Operation(("check", "undo", GALLERY, "1"), _decided, whole=False),
+    "calibrate": Operation(("calibrate", GALLERY), _vectors),
+    "teach": Operation(("teach", GALLERY, *_QUICK), _vectors),
+    "teach --undo": Operation(("teach", GALLERY, "--undo"), _taught),
+    "adapt": Operation(("adapt", GALLERY, "--power", "0.5"), _uneven),
+    "adapt --undo": Operation(("adapt", GALLERY, "--undo"), _adapted),
+}
