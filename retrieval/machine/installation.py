@@ -6,12 +6,14 @@ Everything is read from the metadata and files of the installed distributions; n
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import shlex
 import shutil
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +41,7 @@ _CUDA = {
 _TORCH_CUDA = re.compile(r"(cuda|nvidia|triton|pytorch-triton)(-|$)")
 _TORCH_CUDA_FILES = re.compile(r"torch/lib/.*(cuda|nvshmem|nvrtc)")
 _CUDA_12 = ("faiss-gpu", "onnxruntime-gpu[cuda,cudnn]<1.27")
+_FOLDER = re.compile(r"(.+?)-([^-]+)\.dist-info")
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("lookalike", "retrieval", "train", "serve", "export")  # ours
 
@@ -115,15 +118,26 @@ def versions(names: Iterable[str], path: Sequence[str] | None = None) -> dict[st
             is installed, whose name is returned; missing ones are left out.
         path: Folders to look into; `None` for those of `sys.path`.
     """
-    from importlib.metadata import distributions
-
-    found = {"python": platform.python_version()}
+    found, installed = {"python": platform.python_version()}, _installed(sys.path if path is None else path)
     for name in names:
-        known = next(iter(distributions(name=name, path=sys.path if path is None else list(path))), None)
-        if known is not None:
-            found[name] = known.version
+        if (version := installed.get(name)) is not None:
+            found[name] = version
         elif build := builds(path).get(name):
             found[build.distribution] = build.version
+    return found
+
+
+def _installed(path: Sequence[str]) -> dict[str, str]:
+    """Return the versions of distributions by the names of their folders, the first of a name.
+
+    `importlib.metadata` parses all that a distribution says about itself, which takes 100 times as long.
+    """
+    found = dict[str, str]()
+    for folder in path:
+        with suppress(OSError):  # a file, or gone
+            for entry in os.listdir(folder or "."):
+                if match := _FOLDER.fullmatch(entry):
+                    found.setdefault(re.sub(r"[-_.]+", "-", match[1]).lower(), match[2])
     return found
 
 

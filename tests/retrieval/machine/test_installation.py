@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import runpy
 import shutil
 import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping
-from importlib.metadata import distribution
+from importlib.metadata import distribution, distributions
 from pathlib import Path
 
 import pytest
@@ -329,3 +330,11 @@ def test_extras_exclude_each_other() -> None:
     assert not [
         line for line in settings["project"]["dependencies"] if line.startswith(("faiss", "onnxruntime"))
     ]
+
+
+def test_versions_are_those_of_the_metadata() -> None:
+    """Of all that is installed here; read from the names of folders, as the metadata takes long to parse."""
+    said = {re.sub(r"[-_.]+", "-", one.name).lower(): one.version for one in distributions()}
+    assert len(said) > 20
+    found = versions(said)
+    assert {name: found.get(name) for name in said} == said
