@@ -123,7 +123,7 @@ class FilesView(SearchableGallery):
         self.store = FileWriter(Path(folder))
         self._filters = Filters(self.store)
         self._index: Index | None = None
-        self._use(self._load())
+        self.refresh()
 
     @classmethod
     def new(cls, folder: Path, model: Embedder, *, storage: str = "float32") -> Self:
@@ -196,12 +196,17 @@ class FilesView(SearchableGallery):
 
     def refresh(self) -> None:
         """Load the state committed last."""
-        if self.replaced():
-            self.store = FileWriter(self.folder)
-            self._embedder = None
-            self._filters = Filters(self.store)
-            self._index = None
-        self._use(self._load())
+        for left in reversed(range(_TRIES)):
+            if self.replaced():
+                self.store = FileWriter(self.folder)
+                self._embedder = None
+                self._filters = Filters(self.store)
+                self._index = None
+            try:
+                return self._use(self._load())
+            except LookalikeError:
+                if not (left and self.replaced()):  # while it was loaded
+                    raise
 
     # ---- index
 

@@ -89,7 +89,7 @@ class Watch:
         if status == self._quiet:
             return False
         with self._lock, database.convert_errors(self._folder):
-            changed = self._version() != self._seen
+            changed = self._version() != self._seen or status.inode != self._opened
             # Whatever is written from now on gives the file another time than one that is a second ago.
             if not changed and abs(time.time_ns() - status.modified) > _TICK:
                 self._quiet = status

@@ -199,17 +199,17 @@ class _Disk:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._flushed = {path: _version(path) for path in self._files()}
-        self._named = set(folder.rglob("*"))
+        self._flushed = {*map(_version, self._files())}
+        self._named = {_entry(path) for path in folder.rglob("*")}
         real = os.fsync
 
         def fsync(descriptor: int) -> None:
             real(descriptor)
             path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
             if path.is_dir():
-                self._named |= {*path.iterdir()}
+                self._named |= {*map(_entry, path.iterdir())}
             elif path.exists():
-                self._flushed[path] = _version(path)
+                self._flushed.add(_version(path))
 
         os.fsync = fsync
 
@@ -218,16 +218,20 @@ class _Disk:
 
     def fail(self) -> None:
         """Tear what was not flushed."""
-        versions = {*self._flushed.values()}
         for path in self._files():
-            if path not in self._named:
+            if _entry(path) not in self._named:
                 path.unlink()
-            elif _version(path) not in versions:  # a file that was flushed under another name is whole
+            elif _version(path) not in self._flushed:
                 os.truncate(path, path.stat().st_size // 2)
 
 
 def _is_of_sqlite(path: Path) -> bool:
     return path.name.startswith("gallery.db") or path.name == "LOCK"
+
+
+def _entry(path: Path) -> tuple[int, str]:
+    """Return the entry of a folder that names a path: it stays when the folder gets another name."""
+    return path.parent.stat().st_ino, path.name
 
 
 def _version(path: Path) -> tuple[int, int, int]:
@@ -309,7 +313,8 @@ class Reader:
 
     def stop(self) -> Sight:
         """Let it search once more, and return what it saw."""
-        os.write(self._stop, b"x")
+        with contextlib.suppress(BrokenPipeError):  # it ended by itself, with a problem
+            os.write(self._stop, b"x")
         os.close(self._stop)
         with _killed_after(self._child, _PATIENCE), self._pipe:
             data = self._pipe.read()
@@ -503,7 +508,8 @@ class Site:
             raise BrokenPromiseError("the reader did not search")
         left = self._look(operation)
         is_done = left is not None and left.equals(course.after)
-        self._judge(course, left, is_done, sight)
+        if code != 3:  # else it has said that it left some images out
+            self._judge(course, left, is_done, sight)
         self._repeat(course, is_done)
 
     def _judge(self, course: Course, left: State | None, is_done: bool, sight: Sight | None) -> None:
@@ -524,9 +530,9 @@ class Site:
                 for key in (sight.keys & after.items.keys()) - left.items.keys():
                     raise BrokenPromiseError(f"{key} was seen, and is lost")
         if "--repair" not in course.operation.words:
-            found = forked(lambda: verify(self.work / course.operation.target))
-            if found.problems:
-                raise BrokenPromiseError(f"verify: {[problem.what for problem in found.problems]}")
+            target = self.work / course.operation.target
+            if found := forked(lambda: [problem.what for problem in verify(target).problems]):
+                raise BrokenPromiseError(f"verify: {found}")
 
     def _repeat(self, course: Course, is_done: bool) -> None:
         """Run the command again, which completes it."""

@@ -22,6 +22,7 @@ from retrieval.storage.records import BadFile, Change, FileStamp, IndexSpec, New
 from retrieval.storage.schema import TABLES
 from retrieval.storage.store import Store
 from retrieval.upkeep.compact import compact
+from retrieval.upkeep.successor import exchange
 from retrieval.upkeep.verify import verify
 from tests.retrieval.filling import bare_gallery, commit, contents, new_items, small_gallery, unit_vectors
 
@@ -224,6 +225,35 @@ def test_refresh_loads_a_gallery_that_replaced_this_one(gallery: Gallery, tmp_pa
     assert gallery.changed()
     assert gallery.replaced()
     assert set(contents(gallery)) == {"b.jpg", "c.jpg"}
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("moment", ["state", "open_segments"])
+def test_reader_takes_a_gallery_that_replaces_this_one_meanwhile(
+    gallery: Gallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, again: bool
+) -> None:
+    """Before its state is read, or its files are opened; when it is opened, or looked at again."""
+    commit(gallery, ["a"])
+    reader = Gallery(gallery.folder)
+    commit(gallery, ["d"], seed=2)
+    other = small_gallery(tmp_path / "other")
+    commit(other, ["b", "c"])
+    rest, real = iter([None]), getattr(Store, moment)
+
+    def swapped(store: Store, *given: object) -> object:
+        if next(rest, 0) is None:
+            exchange(other.folder, gallery.folder)
+        return real(store, *given)
+
+    monkeypatch.setattr(Store, moment, swapped)
+    if again:
+        reader.refresh()
+    else:
+        reader = Gallery(gallery.folder)
+    if reader.changed():  # the state that was read is of the old one, whose files are open
+        reader.refresh()
+    assert set(contents(reader)) == {"b.jpg", "c.jpg"}
+    assert not reader.changed()
 
 
 def test_reader_retries_if_a_writer_deletes_files(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
