@@ -203,7 +203,8 @@ class FilesView(SearchableGallery):
                 self._filters = Filters(self.store)
                 self._index = None
             try:
-                return self._use(self._load())
+                self._use(self._load())
+                return
             except LookalikeError:
                 if not (left and self.replaced()):  # while it was loaded
                     raise
