@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from retrieval.errors import LookalikeError
+from retrieval.errors import ImageError, LookalikeError
 from retrieval.storage import database
 from retrieval.storage.records import UPLOADS, BadFile, FileStamp, Value
 from retrieval.storage.schema import AT_PLACES, KEPT, LISTED, LIVE, SEARCHABLE
@@ -129,6 +129,8 @@ _ITEMS_BETWEEN = (
     "SELECT path, id, CASE WHEN vector IS NULL THEN -1 ELSE size END, mtime_ns FROM gallery.items AS items "
     f"WHERE root = ? AND path BETWEEN ? AND ? AND {LIVE} AND path != '' LIMIT ?"
 )
+# Why a file could not be read, which may have passed.
+_UNREACHABLE = f"'{ImageError.MISSING}', '{ImageError.PERMISSION}'"
 # Several items may have the same file: the one with the given key, or else the newest, counts.
 _COMPARE = f"""
 INSERT INTO verdicts SELECT n, CASE
@@ -137,7 +139,8 @@ INSERT INTO verdicts SELECT n, CASE
         AND items.size = chunk.size AND items.mtime_ns = chunk.mtime_ns
         THEN CASE WHEN :checksum THEN {_CHECK}
                   WHEN chunk.own_label OR chunk.metadata IS NOT NULL THEN {_DESCRIBED} END
-    WHEN NOT :retry AND bad.size = chunk.size AND bad.mtime_ns = chunk.mtime_ns THEN {_KNOWN_BAD}
+    WHEN NOT :retry AND bad.size = chunk.size AND bad.mtime_ns = chunk.mtime_ns
+        AND bad.reason NOT IN ({_UNREACHABLE}) THEN {_KNOWN_BAD}
     ELSE {_TODO} END, items.id, items.key, items.label
 FROM chunk
 LEFT JOIN gallery.items AS items ON items.root = chunk.root AND items.path = chunk.path AND {LIVE}

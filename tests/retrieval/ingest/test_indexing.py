@@ -313,6 +313,31 @@ def test_tar_shard_from_indexing_to_search(gallery: Gallery, photos: Path, tmp_p
     assert agrees(gallery)
 
 
+# ---- bad files
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
+def test_file_that_could_not_be_read_is_tried_again(
+    gallery: Gallery, photos: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Unlike one that is no image: the disk or the permission may be right the next time."""
+    (photos / "red" / "9.jpg").write_text("not an image")
+    real = os.fstat
+
+    def fail(descriptor: int) -> os.stat_result:
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("green/1.png"):
+            raise OSError(code, os.strerror(code))
+        return real(descriptor)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fstat", fail)
+        first = gallery.add([photos])
+    assert (first.added, len(first.bad)) == (5, 2)
+    second = gallery.add([photos])
+    assert (second.added, len(second.bad)) == (1, 1)
+    assert len(gallery.store.bad_files()) == 1
+
+
 # ---- too many bad files
 
 
