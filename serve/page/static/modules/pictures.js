@@ -3,7 +3,6 @@
 import {viewText} from './address.js';
 
 const SIDE = 1024;  // pixels of the longer side; models look at fewer
-const SMALL = 300_000;  // bytes of a file that is sent as it is
 const KEPT = 40;
 const STORE = 'pictures';
 
@@ -69,13 +68,13 @@ export async function find(id) {
 
 /**
  * Return the picture of a view: one of this browser, shared by another, or at a URL; null if it is no longer there.
- * @throws {ApiError} The server could not fetch it.
+ * @throws {ApiError} The server cannot be reached, or could not fetch it.
  */
 export function ofView(view, api) {
   if (view.picture) return find(view.picture);
   const name = viewText({...view, region: null});
   if (!received.has(name)) {
-    const picture = view.shared ? receive(name, `${api.root}/pictures/${view.shared}`) : preview(name, {url: view.url}, api).then(open);
+    const picture = view.shared ? receive(name, view.shared, api) : preview(name, {url: view.url}, api).then(open);
     received.set(name, picture);
     picture.catch(() => received.delete(name));
   }
@@ -89,20 +88,29 @@ export async function share(id, api) {
   return (await api.post('/pictures', await shrink(picture, null))).id;
 }
 
-async function receive(id, path) {
-  const answer = await fetch(path).catch(() => null);
-  return answer?.ok ? open(await measured(id, await answer.blob())) : null;
+async function receive(name, id, api) {
+  try {
+    return open(await measured(name, await api.get(`/pictures/${id}`, {type: 'blob'})));
+  } catch (error) {
+    if (error.code === 'no-such-picture') return null;
+    throw error;
+  }
 }
 
 /** Return an image, or the one at a URL, as the server shows it. */
 const preview = async (id, body, api, options = {}) =>
   measured(id, await api.post('/preview', body, {type: 'blob', ...options}));
 
+/** Return a record of an image; its size, upright, is in the first bytes, so it need not be decoded. */
 async function measured(id, file) {
-  const bitmap = await createImageBitmap(file);  // upright
-  const {width, height} = bitmap;
-  bitmap.close();
-  return {id, file, width, height};
+  const image = new Image();
+  image.src = URL.createObjectURL(file);
+  try {
+    await new Promise((resolve, reject) => Object.assign(image, {onload: resolve, onerror: reject}));
+    return {id, file, width: image.naturalWidth, height: image.naturalHeight};
+  } finally {
+    URL.revokeObjectURL(image.src);
+  }
 }
 
 function open(record) {
@@ -118,15 +126,16 @@ async function forget() {
   for (const {id} of old) await stored('readwrite', store => store.delete(id));
 }
 
-/** Return what to send of a picture: its region, if there is one, of at most 1,024 pixels a side. */
+/** Return what to send of a picture, of at most 1,024 pixels a side: its region, if there is one. What the browser cannot decode is sent as it is. */
 export async function shrink(picture, region) {
   const [left, top, right, bottom] = region ?? [0, 0, 1, 1];
-  const width = Math.max(1, Math.round((right - left) * picture.width));
-  const height = Math.max(1, Math.round((bottom - top) * picture.height));
+  const side = pixels => Math.max(1, Math.round(pixels));
+  const width = side((right - left) * picture.width), height = side((bottom - top) * picture.height);
   const scale = Math.min(1, SIDE / Math.max(width, height));
-  if (!region && (scale === 1 || picture.file.size <= SMALL)) return picture.file;
-  const bitmap = await createImageBitmap(picture.file);
-  const canvas = Object.assign(document.createElement('canvas'), {width: Math.round(scale * width), height: Math.round(scale * height)});
+  if (!region && scale === 1) return picture.file;
+  const bitmap = await createImageBitmap(picture.file).catch(() => null);
+  if (!bitmap) return picture.file;
+  const canvas = Object.assign(document.createElement('canvas'), {width: side(scale * width), height: side(scale * height)});
   const context = canvas.getContext('2d');
   context.fillStyle = 'white';  // as the server does behind transparent pixels
   context.fillRect(0, 0, canvas.width, canvas.height);
