@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from retrieval import Gallery
 from retrieval.reports.folder import evaluate_and_keep
-from tests.e2e.page_driver import visiting
+from tests.e2e.page_driver import Fragile, visiting
 from tests.e2e.page_gallery import catalogue, confused, formulas, stock, twice
+from tests.e2e.page_modules import HOME, serve_module
 from tests.serve.serving import SERVE, Server, serving
 
 _QUIET = (
@@ -97,3 +99,30 @@ def page(context: BrowserContext, server: Server) -> Iterator[Page]:
     """The page in a new tab, ready; it must send no request to another host."""
     with visiting(context, server) as page:
         yield page
+
+
+@pytest.fixture
+def fragile(tmp_path: Path, gallery: Gallery) -> Iterator[Fragile]:
+    made = Fragile(gallery, tmp_path / "scratch")
+    yield made
+    made.kill()
+
+
+@pytest.fixture(scope="package")
+def vast(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> Path:
+    """An image of the shop as a PNG of 81 megapixels and few bytes."""
+    path = tmp_path_factory.mktemp("vast") / "vast.png"
+    with Image.open(shop / "red" / "5.png") as image:
+        image.resize((9000, 9000), Image.Resampling.NEAREST).save(path, compress_level=9)
+    assert path.stat().st_size < 300_000
+    return path
+
+
+@pytest.fixture
+def tab(browser: Browser) -> Iterator[Page]:
+    """A page without content, on which the modules can be imported; all its requests are answered here."""
+    with browser.new_context() as context:
+        tab = context.new_page()
+        tab.route(f"{HOME}/**", serve_module)
+        tab.goto(f"{HOME}/")
+        yield tab

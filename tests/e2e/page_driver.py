@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,29 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, BrowserContext, Page, Request, expect
 
+from retrieval import Gallery
 from retrieval.galleries.items import Hit
-from tests.serve.serving import Server
+from tests.serve.serving import SERVE, Server, serving
 
 expect.set_options(timeout=30_000)  # milliseconds: machines may be busy
+
+
+class Fragile:
+    """A server that can be killed, and started again at the same address."""
+
+    def __init__(self, gallery: Gallery, scratch: Path) -> None:
+        self._words = [*SERVE, str(gallery.folder)]
+        self._scratch, self._running = scratch, ExitStack()
+        self.server = self._start(0)
+
+    def _start(self, port: int) -> Server:
+        return self._running.enter_context(serving(self._words, self._scratch, forked=True, port=port))
+
+    def kill(self) -> None:
+        self._running.close()
+
+    def revive(self) -> None:
+        self.server = self._start(int(self.server.url.rpartition(":")[2]))
 
 
 def below(server: Server, name: str) -> Server:

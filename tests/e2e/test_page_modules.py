@@ -7,27 +7,18 @@ import csv
 import io
 import json
 import sqlite3
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from playwright.sync_api import Browser, Page, Route
+from playwright.sync_api import Page
 
-from serve import page as package
-from serve.page.assets import page_options
+from tests.e2e.page_modules import HOME, run
 
 pytestmark = pytest.mark.browser
 
-MODULES = Path(package.__file__).parent / "static" / "modules"
-HOME = "http://page.test"
-EMPTY_PAGE = (
-    "<!doctype html><meta charset=utf-8><title>Modules</title>"
-    f"<script type=application/json id=search-options>{json.dumps(page_options())}</script>"
-)
 examples = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -42,30 +33,6 @@ views = st.builds(
     st.text("abc019-_/:.", min_size=1, max_size=20),
     regions,
 ) | st.builds(lambda item, region: {"item": item, "region": region}, st.integers(0, 10**9), regions)
-
-
-@pytest.fixture(scope="module")
-def tab(browser: Browser) -> Iterator[Page]:
-    """A page without content, on which the modules can be imported."""
-    with browser.new_context() as context:
-        tab = context.new_page()
-        tab.route(f"{HOME}/**", serve_module)
-        tab.goto(f"{HOME}/")
-        yield tab
-
-
-def serve_module(route: Route) -> None:
-    file = MODULES / route.request.url.rpartition("/")[2]
-    if file.is_file():
-        route.fulfill(body=file.read_text(), content_type="text/javascript")
-    else:
-        route.fulfill(body=EMPTY_PAGE, content_type="text/html")
-
-
-def run(tab: Page, module: str, body: str, *arguments: Any) -> Any:
-    """Return what a function body returns, in which `m` is the module and `a` are the arguments."""
-    imported = f"const m = await import('{HOME}/{module}.js');"
-    return tab.evaluate(f"async a => {{ {imported} {body} }}", list(arguments))
 
 
 @given(
@@ -264,16 +231,20 @@ def test_failures_of_the_api_are_sentences(tab: Page, status: int, body: str, me
         tab.unroute(f"{HOME}/v1/items")
 
 
-def test_a_server_that_is_gone_and_a_request_that_is_cancelled(tab: Page) -> None:
-    tab.route(f"{HOME}/v1/gone", lambda route: route.abort())
+def test_a_server_that_is_gone_a_broken_connection_and_a_cancelled_request(tab: Page) -> None:
     asked = "try { await new m.Api('/v1').get('/gone'); return null } catch (error) { return error.message }"
+    tab.route(f"{HOME}/v1/gone", lambda route: route.abort())
+    assert run(tab, "api", asked) == "The connection was interrupted. Try again.", "the server is there"
+    tab.route(f"{HOME}/healthz", lambda route: route.abort())
     assert run(tab, "api", asked).startswith("The server cannot be reached.")
+    tab.unroute(f"{HOME}/healthz")
+    assert run(tab, "connection", "return [await m.connection.check(), m.connection.away]") == [True, False]
+    tab.unroute(f"{HOME}/v1/gone")
     cancelled = (
         "const stop = new AbortController(); stop.abort();"
         "try { await new m.Api('/v1').get('/x', {signal: stop.signal}) } catch (error) { return error.name }"
     )
     assert run(tab, "api", cancelled) == "AbortError"
-    tab.unroute(f"{HOME}/v1/gone")
 
 
 REGION = """

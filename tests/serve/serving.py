@@ -161,16 +161,17 @@ def _fork_servers(requests: socket.socket) -> None:
 
 
 @contextmanager
-def serving(command: list[str], scratch: Path, *, forked: bool = False) -> Iterator[Server]:
-    """Run a command on a free port, wait for its address and yield the server.
+def serving(command: list[str], scratch: Path, *, forked: bool = False, port: int = 0) -> Iterator[Server]:
+    """Run a command, wait for its address and yield the server.
 
     Args:
         command: The command; it begins with `SERVE` if it is forked.
         scratch: Folder for its temporary files.
         forked: Whether to fork the server, which is faster; not if its start is tested, or its memory.
+        port: Its port; 0 for a free one.
     """
     scratch.mkdir(parents=True, exist_ok=True)
-    words, variables = [*command, "--port", "0"], {**os.environ, "TMPDIR": str(scratch)}
+    words, variables = [*command, "--port", str(port)], {**os.environ, "TMPDIR": str(scratch)}
     process: subprocess.Popen[str] | Forked
     if forked:
         assert words[: len(SERVE) - 1] == SERVE[:-1]

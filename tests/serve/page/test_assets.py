@@ -52,3 +52,8 @@ def test_modules_that_load_at_once_are_those_that_the_entry_needs() -> None:
     assert sorted(first_modules()) == sorted(needed)
     assert {"search.js", "tabs.js"} <= needed
     assert not {"map.js", "evaluation.js", "collection.js", "dialog.js"} & needed
+
+
+def test_scripts_have_one_idea_each() -> None:
+    long = {file.name: count for file in SCRIPTS if (count := len(file.read_text().splitlines())) > 300}
+    assert long == {}

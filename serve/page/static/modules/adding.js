@@ -1,6 +1,7 @@
 // Adding images to the gallery: one request for each file, with what became of it.
 
 import {announce} from './changes.js';
+import {connection} from './connection.js';
 import {part, plural, show} from './dom.js';
 
 export class Adding {
@@ -46,6 +47,10 @@ export class Adding {
       const kept = result.conflict ? `, with the label ${result.image.label ?? 'none'}, which stays` : '';
       return [`is in the gallery already, as item ${result.image.id}${kept}`, Boolean(result.conflict)];
     } catch (error) {
+      if (error.code === 'unreachable' && connection.away) {
+        await connection.here;
+        return this.#send(file, label, progress);  // a file is added once, however often it is sent
+      }
       return [`not added: ${error.message}`, true];
     }
   }

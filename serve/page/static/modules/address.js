@@ -98,6 +98,9 @@ class Address {
     this.#notify(before);
   }
 
+  /** Call the listeners again with the same state, so that they ask again for what failed. */
+  repeat() { this.#notify(this.state); }
+
   /** Close the dialog: go back to the entry that it was opened from, if there is one. */
   close() {
     if (history.state?.opened) history.back();

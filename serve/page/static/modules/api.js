@@ -1,11 +1,20 @@
 // The HTTP API of this gallery. Every failure is an ApiError with a sentence for the visitor.
 
-const STALLED = 30_000;  // milliseconds without progress; a slow line that moves may take as long as it needs
+import {connection} from './connection.js';
+
+const STALLED = 30_000;  // milliseconds without progress, after which the server is asked whether it is there
+const PATIENT = 4;  // times that it may say so; a slow line that moves may take as long as it needs
+const PROXY = [502, 504];  // answers of a proxy whose server is away
+
+/**
+ * Problem details (RFC 9457); `reason` is why a picture cannot be used.
+ * @typedef {{code?: string, detail?: string, reason?: string, errors?: {pointer: string, detail: string}[]}} Problem
+ */
 
 export class ApiError extends Error {
   /**
    * @param {string} message What went wrong and what to do, for the visitor.
-   * @param {object} problem The problem details (RFC 9457) of the server; {} if there was no answer.
+   * @param {Problem} problem The problem details of the server; {} if there was no answer.
    */
   constructor(message, problem = {}) {
     super(message);
@@ -16,49 +25,76 @@ export class ApiError extends Error {
 }
 
 const OFFLINE = 'The server cannot be reached. Check your connection, then try again.';
+const BROKEN = 'The connection was interrupted. Try again.';
 
 export class Api {
   /** @param {string} root Path of the gallery's API, such as "/v1/galleries/birds". */
   constructor(root) { this.root = root; }
 
-  /** GET a path below the root, and return the parsed answer; options as for `send`. */
+  /**
+   * GET a path below the root, and return the parsed answer; options as for `send`.
+   * @param {string} path
+   * @param {Parameters<Api['send']>[3]} [options]
+   */
   get(path, options) { return this.send('GET', path, undefined, options); }
 
-  /** POST JSON to a path, and return the parsed answer; options as for `send`. */
+  /**
+   * POST a body to a path, as JSON if it is no file, and return the parsed answer; options as for `send`.
+   * @param {string} path
+   * @param {any} body
+   * @param {Parameters<Api['send']>[3]} [options]
+   */
   post(path, body, options) { return this.send('POST', path, body, options); }
 
   /**
    * Send a request.
+   * @param {string} method
+   * @param {string} path Below the root.
+   * @param {any} [body]
+   * @param {object} [options]
    * @param {AbortSignal} [options.signal] Cancels the request, which then rejects with an AbortError.
    * @param {'json' | 'text' | 'blob'} [options.type] Type of the answer.
    * @param {(share: number) => void} [options.progress] Receives the share that has been sent, 0 to 1.
+   * @returns {Promise<any>}
    */
   send(method, path, body, {signal, progress, type = 'json'} = {}) {
     // XMLHttpRequest, because fetch does not report how much of a body has been sent.
     return new Promise((resolve, reject) => {
       const request = new XMLHttpRequest();
-      let timer;
-      const stall = () => {
-        clearTimeout(timer);
-        timer = setTimeout(() => { fail('The connection has stopped moving. Try again.'); request.abort(); }, STALLED);
-      };
-      const end = () => { clearTimeout(timer); signal?.removeEventListener('abort', abort); };
+      let timer = 0, stalls = 0, ended = false;
+      const end = () => { ended = true; clearTimeout(timer); watch.ended(); signal?.removeEventListener('abort', abort); };
       const fail = (message, problem) => { end(); reject(new ApiError(message, problem)); };
       const abort = () => { end(); request.abort(); reject(new DOMException('Aborted', 'AbortError')); };
+      const cancel = () => { request.abort(); fail('Cancelled.', {code: 'cancelled'}); };
+      const watch = connection.watch(cancel);
+      const lost = here => { if (!ended) fail(here ? BROKEN : OFFLINE); };
+      const stalled = async () => {
+        const here = await connection.check();
+        if (ended) return;
+        if (here && ++stalls < PATIENT) timer = setTimeout(stalled, STALLED);
+        else { lost(here); request.abort(); }
+      };
+      const move = () => {
+        clearTimeout(timer);
+        timer = setTimeout(stalled, STALLED);
+        stalls = 0;
+        watch.moved();
+      };
       if (signal?.aborted) return abort();
       signal?.addEventListener('abort', abort);
       request.open(method, this.root + path);
       request.responseType = type === 'blob' ? 'blob' : 'text';
-      request.upload.onprogress = event => { stall(); progress?.(event.loaded / event.total); };
-      request.onprogress = stall;
-      request.onerror = () => fail(OFFLINE);
+      request.upload.onprogress = event => { move(); progress?.(event.loaded / event.total); };
+      request.onprogress = move;
+      request.onerror = () => { if (!ended) connection.check().then(lost); };
       request.onload = async () => {
         end();
+        if (connection.away || PROXY.includes(request.status)) await connection.check();
         if (type !== 'json' && request.status < 300) return resolve(request.response);
         const answer = parsed(type === 'blob' ? await request.response.text() : request.responseText);
         if (request.status < 300) resolve(answer); else fail(sentence(request, answer), answer);
       };
-      stall();
+      move();
       if (body instanceof FormData) request.send(body);
       else if (body instanceof Blob) {
         request.setRequestHeader('Content-Type', body.type.startsWith('image/') ? body.type : 'application/octet-stream');

@@ -40,6 +40,7 @@ class Collection {
     try {
       this.#gallery ??= this.#api.get('/gallery');
       const gallery = await this.#gallery;
+      part(this.#root, 'problem').textContent = '';
       show(part(this.#root, 'adds'), gallery.changes && gallery.embeds);
       const View = VIEWS[view];
       if (!View || view !== address.state.view) return;

@@ -12,12 +12,11 @@ const PAUSE = 500;  // milliseconds in which a double click is not a confirmatio
 
 /** Start the dialog. */
 export async function mount(box, api) {
-  const gallery = GALLERY ?? await api.get('/gallery').catch(() => null);
-  if (gallery) new Dialog(box, api, gallery);
+  new Dialog(box, api, GALLERY ?? await api.get('/gallery'));
 }
 
 class Dialog {
-  #box; #api; #heatmap; #item = null; #asked = 0;
+  #box; #api; #heatmap; #item = null; #asked = 0; #failed = false;
 
   constructor(box, api, gallery) {
     this.#box = box;
@@ -31,18 +30,20 @@ class Dialog {
     part(box, 'edit').addEventListener('submit', event => { event.preventDefault(); this.#describe(); });
     part(box, 'pane').addEventListener('pointermove', event => this.#pan(event));
     document.addEventListener('lookalike:open', event => address.update({open: event.detail.item}));
-    address.onChange(before => { if (before.open !== address.state.open) this.#follow(); });
+    address.onChange(before => { if (before.open !== address.state.open || this.#failed) this.#follow(); });
     this.#follow();
   }
 
   async #follow() {
     const {open} = address.state;
+    this.#failed = false;
     if (open === null) return this.#box.close();
     this.#say('');
     try {
       const item = await this.#api.get(`/items/${open}`);
       if (open === address.state.open) this.#draw(item);
     } catch (error) {
+      this.#failed = true;
       this.#draw({id: open, key: `item ${open}`, label: null, metadata: {}, thumbnail: ''});
       this.#say(error.message);
     }

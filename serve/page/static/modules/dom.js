@@ -26,3 +26,16 @@ export const orders = columns => columns.flatMap(column =>
 
 /** Return a count with its noun, such as "1,335 images". */
 export const plural = (count, noun) => `${count.toLocaleString('en')} ${noun}${count === 1 ? '' : 's'}`;
+
+/**
+ * Return a function that shows a sentence in the parts `status` and `again`: as a problem if it is one, with the button if it can be tried again.
+ * @param {HTMLElement} root
+ */
+export function statusLine(root) {
+  const line = part(root, 'status');
+  return (text, problem = false, again = false) => {
+    line.textContent = text;
+    line.classList.toggle('trouble', problem);
+    show(part(root, 'again'), again);
+  };
+}

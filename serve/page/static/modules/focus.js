@@ -5,7 +5,7 @@ const shown = element => Boolean(element?.getClientRects().length);
 
 /** @param {Element} skip The button that skips to the content. */
 export function keepFocus(skip) {
-  skip.addEventListener('click', () => reach(content()));
+  skip.addEventListener('click', toContent);
   let pressed = null;
   document.addEventListener('click', event => {
     const control = event.target.closest('main :is(button, summary)');
@@ -24,6 +24,9 @@ export function keepFocus(skip) {
 const named = control => control.tagName + control.textContent + control.ariaLabel;
 
 const content = () => [...document.querySelectorAll('[role=tabpanel]')].filter(shown).map(panel => document.getElementById(panel.dataset.content))[0];
+
+/** Put the focus on the content of the open tab. */
+export const toContent = () => reach(content());
 
 function reach(part) {
   part?.focus();

@@ -1,5 +1,6 @@
 // The header: gallery, theme, and how far the server is in indexing.
 
+import {connection} from './connection.js';
 import {part, plural, show} from './dom.js';
 import {GALLERY} from './options.js';
 
@@ -36,5 +37,6 @@ async function followIndexing(root, api) {
       images = gallery.images;
     }
     if (busy) await new Promise(resolve => setTimeout(resolve, INDEXING));
+    await connection.here;
   }
 }

@@ -1,5 +1,6 @@
 // Long work of the server: the job of a kind, its progress and its result.
 
+import {connection} from './connection.js';
 import {plural} from './dom.js';
 
 const PAUSES = [100, 200, 400, 800, 1000];  // milliseconds between two requests
@@ -23,13 +24,18 @@ export class Jobs {
   cancel(job) { return this.#api.send('DELETE', `/jobs/${job.id}`); }
 
   /**
-   * Wait until a job has ended, and return its result; an error if it has failed.
+   * Wait until a job has ended, and return its result; an error if it has failed. It goes on when the server was away.
    * @param {(text: string, share: number | null) => void} progress Called after every request, with the share that is
    *   done, if that is known.
    */
   async follow(job, progress, signal) {
     for (let asked = 0; ; asked++) {
-      const now = await this.#api.get(`/jobs/${job.id}`, {signal});
+      const now = await this.#api.get(`/jobs/${job.id}`, {signal}).catch(error => { if (error.code !== 'unreachable' || !connection.away) throw error; });
+      if (!now) {
+        progress('waiting for the server', null);
+        await connection.here;
+        continue;
+      }
       if (now.state === 'done') return now.result;
       if (now.state === 'failed') throw new Error(sentence(now.problem.detail));
       const at = now.progress;

@@ -2,8 +2,10 @@
 
 import {address} from './address.js';
 import {Api} from './api.js';
+import {connection} from './connection.js';
 import {keepFocus} from './focus.js';
 import {mountHeader} from './header.js';
+import {mendPictures, mountNotice} from './notice.js';
 import {mountSearch} from './search.js';
 import {Tabs} from './tabs.js';
 
@@ -12,6 +14,8 @@ const find = id => document.getElementById(id);
 
 keepFocus(find('skip'));
 mountHeader(find('header'), api);
+mountNotice(find('header'));
+mendPictures();
 new Tabs(find('header').querySelector('[role=tablist]'), {
   gallery: async () => (await import('./collection.js')).mount(find('collection'), api),
   map: async () => (await import('./map.js')).mount(find('map'), api),
@@ -19,9 +23,17 @@ new Tabs(find('header').querySelector('[role=tablist]'), {
 });
 
 let dialog;
-const openDialog = async () => (await import('./dialog.js')).mount(find('dialog'), api);
+const openDialog = async () => {
+  try {
+    await (await import('./dialog.js')).mount(find('dialog'), api);
+  } catch {
+    dialog = undefined;  // the next image that is opened asks again
+    connection.check();
+  }
+};
 const opens = () => { if (address.state.open !== null) dialog ??= openDialog(); };
 address.onChange(opens);
+connection.addEventListener('back', () => address.repeat());
 opens();
 await mountSearch(find('search'), api);
 dialog ??= openDialog();  // ahead of the first click

@@ -20,7 +20,7 @@ const RIGHT = ['wrong', 'right', 'unlabelled'];
 export const mount = (root, api) => new GalleryMap(root, api);
 
 class GalleryMap {
-  #root; #api; #work; #scatter; #legend; #selection = new Selection(); #gallery; #found; #positions;
+  #root; #api; #work; #scatter; #legend; #selection = new Selection(); #gallery; #found; #positions; #failed = false;
 
   constructor(root, api) {
     this.#root = root;
@@ -35,6 +35,7 @@ class GalleryMap {
     part(root, 'csv').addEventListener('click', event => this.#export(event.currentTarget));
     address.onChange(before => {
       const now = address.state;
+      if (this.#failed && now.tab === 'map') this.#begin();
       if (this.#found && (before.colour !== now.colour || before.highlight.join('\n') !== now.highlight.join('\n'))) this.#draw();
     });
     document.addEventListener('lookalike:changed', () => { if (this.#found) this.#say('The gallery has changed since the map was drawn.'); });
@@ -47,6 +48,7 @@ class GalleryMap {
   }
 
   async #begin() {
+    this.#failed = false;
     try {
       this.#gallery = await this.#api.get('/gallery');
       new Actions(part(this.#root, 'selection'), this.#selection, this.#api, this.#gallery.changes);
@@ -55,6 +57,7 @@ class GalleryMap {
       else if (this.#gallery.images <= AT_ONCE) await this.#compute();
       else this.#offer();
     } catch (error) {
+      this.#failed = true;
       this.#say(error.message);
     }
   }

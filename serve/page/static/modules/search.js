@@ -1,17 +1,19 @@
 // The search tab: it follows the address, and everything a visitor does changes the address.
 
 import {address, asks, EMPTY, format, ownViews} from './address.js';
-import {clone, orders, part, plural, proportion, show} from './dom.js';
+import {connection} from './connection.js';
+import {orders, part, plural, show, statusLine} from './dom.js';
 import {faulty, Filters} from './filters.js';
+import {toContent} from './focus.js';
 import {takePictures} from './intake.js';
 import {chosen, GALLERY, UNCHOSEN} from './options.js';
 import * as pictures from './pictures.js';
 import {Query} from './query.js';
-import {decimals, fileName, percent, Results} from './results.js';
+import {decimals, percent, Results} from './results.js';
 import {FIRST, MOST, Searcher} from './searcher.js';
 import {csv, save} from './table.js';
+import {Welcome} from './welcome.js';
 
-const EXAMPLES = 36;
 const OWN_LINK = 'Link copied. It works in this browser only: your picture stays here.';
 const SEARCHED = ['like', 'unlike', 'text', 'without', 'where', 'picked', ...Object.keys(UNCHOSEN), 'sort'];
 const question = state => JSON.stringify(SEARCHED.map(name => state[name]));
@@ -23,18 +25,20 @@ const question = state => JSON.stringify(SEARCHED.map(name => state[name]));
  */
 export async function mountSearch(element, api) {
   const root = element.querySelector('.search');
-  const say = status(root);
+  const say = statusLine(root);
   try {
     const gallery = GALLERY ?? await api.get('/gallery');
     const tab = new SearchTab(root, api, gallery, say);
     await tab.follow();
   } catch (error) {
-    say(error.message, true);
+    say(error.message, true, true);
+    part(root, 'again').addEventListener('click', () => location.reload());
+    connection.addEventListener('back', () => location.reload());
   }
 }
 
 class SearchTab {
-  #root; #api; #gallery; #say; #query; #results; #searcher; #filters; #asked = ''; #answered = EMPTY; #told = ''; #complete = true; #busy = false;
+  #root; #api; #gallery; #say; #query; #results; #searcher; #filters; #welcome; #asked = ''; #answered = EMPTY; #told = ''; #complete = true; #busy = false; #halted = false; #taken = 0;
 
   constructor(root, api, gallery, say) {
     this.#root = root;
@@ -45,6 +49,7 @@ class SearchTab {
     this.#query = new Query(part(root, 'query'), api, gallery);
     this.#filters = new Filters(part(root, 'filters'), api, gallery);
     this.#results = new Results(part(root, 'results'), (act, hit) => this.#act(act, hit), () => this.#more());
+    this.#welcome = new Welcome(part(root, 'examples'), api, item => this.#add('like', [{item, region: null}], true));
     this.#ask();
     address.onChange(() => this.follow());
     document.addEventListener('lookalike:search', ({detail: {item, side = 'like', alone = true}}) =>
@@ -63,9 +68,9 @@ class SearchTab {
     part(this.#root, 'text').value = state.text;
     part(this.#root, 'without').value = state.without;
     this.#root.classList.toggle('active', asks(state));
-    if (!asks(state)) this.#welcome();
+    if (!asks(state)) this.#begin();
     if (!ownViews(state).length) this.#offer(false);
-    if (asked === this.#asked) return;
+    if (asked === this.#asked) return this.#halted ? this.#more() : undefined;
     this.#asked = asked;
     await this.#search(FIRST, {grows: false});
   }
@@ -73,12 +78,12 @@ class SearchTab {
   async #search(k, {grows}) {
     const {state} = address, asked = this.#asked;
     this.#busy = true;
+    this.#halted = false;
     this.#results.dim(!grows);
     if (asks(state) && !grows) this.#say('Searching …');
     try {
       const started = performance.now();
-      const answer = await this.#searcher.run(state, this.#filters.condition(), k,
-        share => this.#sending(share));
+      const answer = await this.#searcher.run(state, this.#filters.condition(), k, share => this.#sending(share));
       if (asked !== this.#asked) return;
       if (answer === null) {
         this.#answered = state;
@@ -97,9 +102,10 @@ class SearchTab {
     } catch (error) {
       const explained = await this.#filters.explained(error);
       if (error.name === 'AbortError' || asked !== this.#asked) return;
-      if (error.ofPicture) this.#undo();
+      if (error.ofPicture || error.code === 'cancelled') this.#undo();
+      else if (grows) this.#halted = true;
       else this.#asked = '';  // the results before stay; the next change searches again
-      if (!this.#filters.fault(explained)) return this.#say(error.message, true);
+      if (!this.#filters.fault(explained)) return this.#say(error.message, error.code !== 'cancelled', !connection.away && (this.#halted || !this.#asked));
       this.#results.keep();
       this.#say(faulty(this.#results.hits.length), true);
     } finally {
@@ -170,6 +176,7 @@ class SearchTab {
       if (field.value.trim()) this.#add('like', [{url: field.value.trim(), region: null}], true);
       field.value = '';
     });
+    part(root, 'again').addEventListener('click', () => { this.follow(); toContent(); });
     part(root, 'copy').addEventListener('click', () => this.#copy());
     part(root, 'share').addEventListener('click', event => { if (event.target.dataset.act) this.#choose(event.target.dataset.act); });
     part(root, 'share').addEventListener('keydown', event => { if (event.key === 'Escape') this.#choose('close'); });
@@ -184,13 +191,11 @@ class SearchTab {
   }
 
   async #take(files) {
-    let kept;
+    const taken = ++this.#taken;
     this.#say('Reading the picture …');
-    try {
-      kept = await Promise.all(files.map(file => pictures.keep(file, this.#api, share => this.#sending(share))));
-    } catch (error) {
-      return this.#say(error.message, true);
-    }
+    const kept = await Promise.all(files.map(file => pictures.keep(file, this.#api, share => this.#sending(share)))).catch(error => error);
+    if (taken !== this.#taken) return;  // others were given meanwhile
+    if (kept instanceof Error) return this.#say(kept.message, true);
     const adding = part(this.#root, 'adding').checked && address.state.like.length > 0;
     const refused = this.#add('like', kept.map(picture => ({picture: picture.id, region: null})), !adding);
     if (!refused && !this.#busy) this.#say(this.#told);  // they are the query already
@@ -258,7 +263,7 @@ class SearchTab {
   #grow(gallery) {
     this.#gallery = gallery;
     if (asks(address.state)) return;
-    this.#welcome();
+    this.#begin();
     this.#say(this.#hint());
   }
 
@@ -269,21 +274,14 @@ class SearchTab {
     return `${plural(this.#gallery.images, 'image')} in the gallery.`;
   }
 
-  async #welcome() {
-    const list = part(this.#root, 'examples');
-    if (list.childElementCount || !this.#gallery.images) return;
-    const {items} = await this.#api.get(`/examples?limit=${EXAMPLES}`);
-    list.replaceChildren(...items.map(item => this.#example(item)));
-  }
-
-  #example(item) {
-    const entry = clone('example');
-    proportion(entry, item);
-    const image = part(entry, 'image');
-    image.src = item.thumbnail;
-    image.alt = `Search with ${item.label ?? fileName(item.key)}`;
-    part(entry, 'pick').addEventListener('click', () => this.#add('like', [{item: item.id, region: null}], true));
-    return entry;
+  /** Show what a visitor can begin with. */
+  async #begin() {
+    try {
+      const drawn = await this.#welcome.draw(this.#gallery.images);
+      if (drawn && !asks(address.state)) this.#say(this.#hint());
+    } catch (error) {
+      if (!asks(address.state)) this.#say(error.message, true, !connection.away);
+    }
   }
 }
 
@@ -292,15 +290,6 @@ function nothing(best) {
   return best.probability === null
     ? `No result is that similar: the best similarity is ${best.score.toFixed(4)}.`
     : `Nothing like it here: the best result has a probability of ${percent(best.probability)}.`;
-}
-
-/** Return a function that shows a sentence in the status line, as a problem if it is one. */
-function status(root) {
-  const line = part(root, 'status');
-  return (text, problem = false) => {
-    line.textContent = text;
-    line.classList.toggle('trouble', problem);
-  };
 }
 
 /** Return the highest and the lowest number on the cards, and what it is. */

@@ -1,6 +1,7 @@
 // The tabs: the address names the one that is open.
 
 import {address} from './address.js';
+import {connection} from './connection.js';
 import {show} from './dom.js';
 
 const NOT_LOADED = 'This part of the page could not be loaded. Check your connection, then reload the page.';
@@ -49,6 +50,8 @@ export class Tabs {
       const content = panel(chosen).firstElementChild;
       content.role = 'alert';
       content.textContent = NOT_LOADED;
+      connection.addEventListener('back', () => location.reload(), {once: true});
+      connection.check();
     });
   }
 }
