@@ -21,7 +21,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --n
 LOCK   := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
           --no-annotate --upgrade pyproject.toml
 
-.PHONY: env demo test quick lint docs lock test-lowest bench crash gpu-check experiments
+.PHONY: env demo test quick lint types docs lock test-lowest bench crash gpu-check experiments
 env: $(VENV)/.ready-$(PAIR)
 
 # The pairs have the same files, so both go before one comes.
@@ -41,6 +41,14 @@ lint: env
 	$(BIN)/ruff format --check .
 	$(BIN)/typos
 	$(BIN)/mypy
+	@$(MAKE) --no-print-directory types
+
+# The types of the page's scripts, which their comments declare. It needs Node.js and, the first time, the npm registry.
+TSC := npx --yes --package typescript@7.0.2 -- tsc
+types:
+	@if ! command -v npx >/dev/null; then echo "types of the page's scripts: not checked, since there is no Node.js"; \
+	elif ! timeout 120 $(TSC) --version >/dev/null 2>&1; then echo "types of the page's scripts: not checked, since npx has no TypeScript"; \
+	else $(TSC) --project serve/page/jsconfig.json && echo "types of the page's scripts: checked"; fi
 
 test: lint
 	$(PYTEST) $(TEST_ARGS)

@@ -11,9 +11,9 @@ export class Actions {
   #bar; #selection; #api; #busy = false;
 
   /**
-   * @param {Element} root Receives the bar, which is hidden while nothing is selected.
-   * @param {Selection} selection
-   * @param {Api} api
+   * @param {Root} root Receives the bar, which is hidden while nothing is selected.
+   * @param {import('./selection.js').Selection} selection
+   * @param {import('./api.js').Api} api
    * @param {boolean} changes Whether the server lets visitors change the gallery.
    */
   constructor(root, selection, api, changes) {

@@ -36,7 +36,10 @@ export class Adding {
     if (added) announce();
   }
 
-  /** Add a file; return what became of it, and whether it, or its label, was refused. */
+  /**
+   * Add a file; return what became of it, and whether it, or its label, was refused.
+   * @returns {Promise<[string, boolean]>}
+   */
   async #send(file, label, progress) {
     const form = new FormData();
     form.append('images', file, file.name);

@@ -12,7 +12,13 @@ const NUMBERS = [...named(true), 'open'];
  * @typedef {{item?: number, picture?: string, shared?: string, url?: string, region: number[] | null}} View
  */
 
-/** The state without a query. Views are in `like` and `unlike`; `open` is the item in the dialog. */
+/**
+ * The state of the page. Views are in `like` and `unlike`, filters in `picked`; `open` is the item in the dialog.
+ * @typedef {{like: View[], unlike: View[], text: string, without: string, where: string, tab: string, view: string, picked: string[],
+ *   highlight: string[], open: number | null, marks: boolean, [name: string]: any}} State
+ */
+
+/** @type {Readonly<State>} The state without a query. */
 export const EMPTY = Object.freeze({
   like: [], unlike: [], text: '', without: '', where: '', ...UNCHOSEN, tab: '', picked: [],
   open: null, marks: false, colour: '', highlight: [], view: '', order: '', sort: '', report: '', against: '', class: '', figure: '',
@@ -84,7 +90,8 @@ class Address {
 
   /**
    * Change the state, and the address with it.
-   * @param {object} change The fields that change.
+   * @param {Partial<State>} change The fields that change.
+   * @param {object} [options]
    * @param {boolean} [options.replace] Whether Back skips the state before.
    */
   update(change, {replace = false} = {}) {

@@ -8,7 +8,12 @@ export const conditions = ids => Array.from({length: Math.ceil(ids.length / AT_O
   return {ids: some, where: `id in (${some.join(', ')})`};
 });
 
-/** Return the items of these ids as they are now, by id; those that are gone are missing. */
+/**
+ * Return the items of these ids as they are now, by id; those that are gone are missing.
+ * @param {import('./api.js').Api} api
+ * @param {number[]} ids
+ * @param {(done: number) => void} [progress] Called with the number of items that were read.
+ */
 export async function presentItems(api, ids, progress = () => {}) {
   const found = new Map();
   for (const {ids: some, where} of conditions(ids)) {
@@ -19,7 +24,13 @@ export async function presentItems(api, ids, progress = () => {}) {
   return found;
 }
 
-/** Give items a label, or none; `progress` is called with the number of items that were done. */
+/**
+ * Give items a label, or none.
+ * @param {import('./api.js').Api} api
+ * @param {number[]} ids
+ * @param {string | null} label
+ * @param {(done: number) => void} [progress] Called with the number of items that were done.
+ */
 export async function labelItems(api, ids, label, progress = () => {}) {
   for (const id of ids) {
     await api.send('PATCH', `/items/${id}`, {label});
@@ -27,7 +38,12 @@ export async function labelItems(api, ids, label, progress = () => {}) {
   }
 }
 
-/** Remove items; those that are gone already are passed over. */
+/**
+ * Remove items; those that are gone already are passed over.
+ * @param {import('./api.js').Api} api
+ * @param {number[]} ids
+ * @param {(done: number) => void} [progress] Called with the number of items that were done.
+ */
 export async function removeItems(api, ids, progress = () => {}) {
   for (const {ids: some, where} of conditions(ids)) {
     const {selected} = await api.post('/items:remove', {where});

@@ -76,9 +76,10 @@ class Dialog {
   /** Return the card of the image among those that are shown behind the dialog. */
   #card() { return this.#cards().find(card => Number(card.dataset.item) === this.#item.id); }
 
+  /** @returns {HTMLElement[]} */
   #cards() {
     const panel = [...document.querySelectorAll('[role=tabpanel]')].find(one => one.getClientRects().length);
-    return [...(panel?.querySelectorAll('[data-item]') ?? [])];
+    return /** @type {HTMLElement[]} */ ([...(panel?.querySelectorAll('[data-item]') ?? [])]);
   }
 
   #press(event) {

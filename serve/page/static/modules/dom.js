@@ -1,12 +1,22 @@
 // Copies of the page's <template> elements, and shorthands for elements.
 
-/** Return a copy of the template of that name. */
+/**
+ * Return a copy of the template of that name.
+ * @param {string} name
+ * @returns {Root}
+ */
 export function clone(name) {
+  /** @type {HTMLTemplateElement} */
   const template = document.querySelector(`template[data-name="${name}"]`);
   return template.content.firstElementChild.cloneNode(true);
 }
 
-/** Return the element inside `root` that a template names with `data-part`. */
+/**
+ * Return the element inside `root` that a template names with `data-part`.
+ * @param {ParentNode} root
+ * @param {string} name
+ * @returns {Root}
+ */
 export const part = (root, name) => root.querySelector(`[data-part="${name}"]`);
 
 /** Show an element, or hide it. */
@@ -29,7 +39,7 @@ export const plural = (count, noun) => `${count.toLocaleString('en')} ${noun}${c
 
 /**
  * Return a function that shows a sentence in the parts `status` and `again`: as a problem if it is one, with the button if it can be tried again.
- * @param {HTMLElement} root
+ * @param {ParentNode} root
  */
 export function statusLine(root) {
   const line = part(root, 'status');

@@ -13,10 +13,10 @@ export class Filters {
   #root; #api; #options; #faulty = null;
 
   /**
-   * @param {Element} root Has the parts `facets`, `chips`, `where` and `fault`; where hits are filtered also those
+   * @param {Root} root Has the parts `facets`, `chips`, `where` and `fault`; where hits are filtered also those
    *   of the options of a search.
-   * @param {Api} api
-   * @param {object} gallery The description of the gallery.
+   * @param {import('./api.js').Api} api
+   * @param {Gallery} gallery
    */
   constructor(root, api, gallery) {
     this.#root = root;

@@ -8,7 +8,8 @@ export function keepFocus(skip) {
   skip.addEventListener('click', toContent);
   let pressed = null;
   document.addEventListener('click', event => {
-    const control = event.target.closest('main :is(button, summary)');
+    /** @type {HTMLButtonElement} */
+    const control = /** @type {Element} */ (event.target).closest('main :is(button, summary)');
     pressed = control && {control, name: named(control), part: control.closest('section, [role=tabpanel]')};
   });
   new MutationObserver(() => {
@@ -23,7 +24,10 @@ export function keepFocus(skip) {
 
 const named = control => control.tagName + control.textContent + control.ariaLabel;
 
-const content = () => [...document.querySelectorAll('[role=tabpanel]')].filter(shown).map(panel => document.getElementById(panel.dataset.content))[0];
+/** @type {() => NodeListOf<HTMLElement>} */
+const panels = () => document.querySelectorAll('[role=tabpanel]');
+
+const content = () => [...panels()].filter(shown).map(panel => document.getElementById(panel.dataset.content))[0];
 
 /** Put the focus on the content of the open tab. */
 export const toContent = () => reach(content());

@@ -5,7 +5,7 @@ import {clone, part} from './dom.js';
 const SHOWN = 300;  // entries; a longer list is not read, but searched
 
 export class Legend {
-  #find; #list; #entries = []; #chosen = new Set(); #change;
+  #find; #list; #entries = []; #chosen = new Set();
 
   /**
    * @param {Element} root Has the parts `find` (a search field) and `legend` (a list).
@@ -14,7 +14,6 @@ export class Legend {
   constructor(root, change) {
     this.#find = part(root, 'find');
     this.#list = part(root, 'legend');
-    this.#change = change;
     this.#find.addEventListener('input', () => this.#draw());
     this.#list.addEventListener('change', ({target}) => {
       this.#chosen[target.checked ? 'add' : 'delete'](target.value);

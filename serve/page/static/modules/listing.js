@@ -11,12 +11,11 @@ const AT_ONCE = 60;
 const AHEAD = '1200px';  // how far below the screen further images are asked for
 
 export class Pictures {
-  #root; #api; #gallery; #filters; #list; #end; #selection = new Selection(); #cursor = null; #asked; #last = null; #busy = false; #total = null;
+  #root; #api; #filters; #list; #end; #selection = new Selection(); #cursor = null; #asked; #last = null; #busy = false; #total = null;
 
   constructor(root, api, gallery) {
     this.#root = root;
     this.#api = api;
-    this.#gallery = gallery;
     this.#list = part(root, 'grid');
     this.#end = part(root, 'end');
     this.#filters = new Filters(part(root, 'filters'), api, gallery);
@@ -46,7 +45,7 @@ export class Pictures {
 
   async #load(anew) {
     const asked = this.#asked, where = this.#filters.condition();
-    const query = new URLSearchParams({limit: AT_ONCE, ...(where && {where}), ...(address.state.order && {order: address.state.order}), ...(this.#cursor && {cursor: this.#cursor})});
+    const query = new URLSearchParams({limit: String(AT_ONCE), ...(where && {where}), ...(address.state.order && {order: address.state.order}), ...(this.#cursor && {cursor: this.#cursor})});
     this.#busy = true;
     this.#list.classList.toggle('stale', anew);
     try {

@@ -182,6 +182,7 @@ class GalleryMap {
   #say(text) { this.#work.say(text); }
 }
 
+/** @returns {Promise<void>} */
 const visible = element => new Promise(resolve => {
   new ResizeObserver(([entry], observer) => {
     if (!entry.contentRect.width) return;

@@ -11,9 +11,9 @@ export class Query {
   #root; #api; #region; #shown = ['like', 0]; #drawing = 0;
 
   /**
-   * @param {Element} root Has the parts `frame`, `large`, `whole`, `views`, `text`, `without` and `clear`.
-   * @param {Api} api
-   * @param {boolean} options.embeds Whether the gallery has a model, for regions and pictures from outside.
+   * @param {Root} root Has the parts `frame`, `large`, `whole`, `views`, `text`, `without` and `clear`.
+   * @param {import('./api.js').Api} api
+   * @param {Gallery} gallery Whether it has a model, for regions and pictures from outside.
    */
   constructor(root, api, {embeds}) {
     this.#root = root;
@@ -30,7 +30,7 @@ export class Query {
     const {like, unlike} = address.state;
     const drawing = ++this.#drawing;
     if (!address.state[this.#shown[0]][this.#shown[1]]) this.#shown = [like.length ? 'like' : 'unlike', 0];
-    const views = [...like.map((view, index) => ['like', index, view]), ...unlike.map((view, index) => ['unlike', index, view])];
+    const views = /** @type {['like' | 'unlike', number, import('./address.js').View][]} */ ([...like.map((view, index) => ['like', index, view]), ...unlike.map((view, index) => ['unlike', index, view])]);
     const sources = await Promise.all(views.map(([, , view]) => this.#source(view)));
     if (drawing !== this.#drawing) return;  // the query has changed again
     const [kind, number] = this.#shown, shown = address.state[kind][number];

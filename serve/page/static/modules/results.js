@@ -5,7 +5,7 @@ import {clone, part, proportion, show} from './dom.js';
 const AHEAD = '1200px';  // how far below the screen further hits are asked for
 
 export class Results {
-  #list; #end; #hits = []; #marks = false;
+  #list; #end; #hits = [];
 
   /**
    * @param {Element} root Has the parts `hits` (a list) and `end`.
@@ -30,8 +30,9 @@ export class Results {
    * Show hits, in place of those before or after them.
    * @param {object[]} hits All hits, in the order to show them in.
    * @param {Set<string>} labels Labels of the query's images, to compare with; empty for no comparison.
-   * @param {boolean} options.grows Whether `hits` begin with those that are shown.
-   * @param {boolean} options.complete Whether there are no further hits.
+   * @param {object} [options]
+   * @param {boolean} [options.grows] Whether `hits` begin with those that are shown.
+   * @param {boolean} [options.complete] Whether there are no further hits.
    */
   draw(hits, labels, {grows = false, complete = true} = {}) {
     const kept = grows ? this.#hits.length : 0;

@@ -22,7 +22,8 @@ export class Scatter {
   #stage; #canvas; #thumbnails; #drawn; #view; #points = null; #colours = []; #outlined = []; #outlineColour = [0, 0, 0]; #at = -1; #handlers; #due = 0; #frame = 0; #path = null;
 
   /**
-   * @param {Element} stage Has the parts `canvas`, `thumbnails` and `lasso`, a polygon, and gets the focus.
+   * @param {HTMLElement} stage Has the parts `canvas`, `thumbnails` and `lasso`, a polygon, and gets the focus.
+   * @param {object} handlers
    * @param {(point: number | null) => void} handlers.point Called with the point under the pointer or chosen by a key.
    * @param {(point: number) => void} handlers.open Called with a point that is pressed.
    * @param {(points: number[]) => void} handlers.enclose Called with the points inside a lasso.

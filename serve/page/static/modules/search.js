@@ -20,8 +20,8 @@ const question = state => JSON.stringify(SEARCHED.map(name => state[name]));
 
 /**
  * Start the tab.
- * @param {Element} element Contains `search.html`.
- * @param {Api} api
+ * @param {HTMLElement} element Contains `search.html`.
+ * @param {import('./api.js').Api} api
  */
 export async function mountSearch(element, api) {
   const root = element.querySelector('.search');

@@ -17,7 +17,7 @@ export class Searcher {
 
   /**
    * Search, and cancel the search before.
-   * @param {object} state State of the address.
+   * @param {import('./address.js').State} state
    * @param {string} condition Condition on the hits, in the expression language; empty for none.
    * @param {number} k Number of hits.
    * @param {(share: number) => void} progress Receives the share of the pictures that has been sent.

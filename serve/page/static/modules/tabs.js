@@ -12,12 +12,12 @@ export class Tabs {
 
   /**
    * @param {Element} list Has the tabs, each with its name in the address and the id of its panel.
-   * @param {Object<string, () => Promise>} load Functions that start a tab when it is opened first.
+   * @param {Record<string, () => Promise<unknown>>} load Functions that start a tab when it is opened first.
    */
   constructor(list, load) {
     this.#tabs = [...list.children];
     this.#load = {...load};
-    list.addEventListener('click', event => this.#open(event.target.closest('[role=tab]')));
+    list.addEventListener('click', event => this.#open(/** @type {Element} */ (event.target).closest('[role=tab]')));
     list.addEventListener('keydown', event => this.#step(event));
     address.onChange(() => this.#follow());
     this.#follow();

@@ -9,10 +9,11 @@ export class View {
   #stage; #size = [1, 1]; #fitted = 1; #pointers = new Map(); #moved = 0; #handlers;
 
   /**
-   * @param {Element} stage Takes the pointers.
+   * @param {Root} stage Takes the pointers.
+   * @param {object} handlers
    * @param {() => void} handlers.change Called after every change.
-   * @param {(place: number[]) => void} handlers.press Called with a place on the screen that is clicked.
-   * @param {(place: number[] | null) => void} handlers.point Called with the place of a pointer that is not pressed.
+   * @param {(place: [number, number]) => void} handlers.press Called with a place on the screen that is clicked.
+   * @param {(place: [number, number] | null) => void} handlers.point Called with the place of a pointer that is not pressed.
    * @param {(event: PointerEvent) => boolean} handlers.takes Whether a press is for something else.
    */
   constructor(stage, handlers) {
@@ -90,7 +91,12 @@ export class View {
   }
 }
 
-/** Return the place of an event, in pixels of an element. */
+/**
+ * Return the place of an event, in pixels of an element.
+ * @param {MouseEvent} event
+ * @param {Element} element
+ * @returns {[number, number]}
+ */
 export function placeOf(event, element) {
   const {left, top} = element.getBoundingClientRect();
   return [event.clientX - left - element.clientLeft, event.clientY - top - element.clientTop];
