@@ -328,10 +328,10 @@ def test_error_of_the_picture_before_does_not_stay(page: Page, tmp_path: Path, s
     expect(status).to_contain_text("cannot be used")
     page.evaluate(
         """() => {
-          const decode = window.createImageBitmap;
-          window.createImageBitmap = async file => {
-            window.during = document.querySelector('#status').textContent;
-            return decode(file);
+          const open = URL.createObjectURL;
+          URL.createObjectURL = file => {
+            window.during ??= document.querySelector('#status').textContent;
+            return open(file);
           };
         }"""
     )
