@@ -75,9 +75,6 @@ class Firefox:
             assert time.monotonic() < end, f"{expression} is {found!r}, not {value!r}"
             time.sleep(0.05)
 
-    def text(self, selector: str) -> str:
-        return str(self.evaluate(f"{_SELECT.format(selector)}?.textContent ?? ''"))
-
     def click(self, selector: str) -> None:
         """Move the pointer to an element, as soon as there is one, and press."""
         self.expect(f"Boolean({_SELECT.format(selector)}?.checkVisibility())")
@@ -101,10 +98,6 @@ class Firefox:
         """Choose files in a field."""
         paths = [str(path) for path in files]
         self._call("input.setFiles", context=self._tab, element=self._element(selector), files=paths)
-
-    def screenshot(self) -> bytes:
-        """Return the PNG of what is seen, in Base64."""
-        return str(self._call("browsingContext.captureScreenshot", context=self._tab)["data"]).encode()
 
     def _element(self, selector: str) -> dict[str, str]:
         locator = {"type": "css", "value": selector}
