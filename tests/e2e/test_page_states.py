@@ -305,3 +305,22 @@ def test_an_open_image_on_paper_is_alone(page: Page, server: Server) -> None:
     expect(page.locator("#dialog figure img").last).to_be_visible()
     expect(page.locator("#dialog dl")).to_contain_text("price")
     assert page.pdf(format="A4").count(b"/Type /Page\n") == 1
+
+
+def test_the_map_is_drawn_on_paper(page: Page, server: Server) -> None:
+    """A canvas of WebGL is empty once it has been shown."""
+    page.goto(f"{server.url}/?tab=map")
+    expect(page.get_by_role("application")).to_have_attribute("aria-busy", "false")
+    page.wait_for_timeout(500)
+    drawn = """print => {
+      const canvas = document.querySelector('#map canvas'), {width, height} = canvas;
+      if (print) dispatchEvent(new Event('beforeprint'));
+      const copy = Object.assign(document.createElement('canvas'), {width, height}).getContext('2d');
+      copy.drawImage(canvas, 0, 0);
+      return copy.getImageData(0, 0, width, height).data.some(value => value > 0);
+    }"""
+    assert page.evaluate(drawn, False) is False
+    assert page.evaluate(drawn, True) is True
+    on_paper(page)
+    assert controls(page) == []
+    expect(page.locator("#map canvas")).to_be_visible()

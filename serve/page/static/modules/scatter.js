@@ -45,6 +45,7 @@ export class Scatter {
     for (const name of ['pointerup', 'pointercancel']) stage.addEventListener(name, event => this.#close(event));
     new ResizeObserver(([{contentRect: {width, height}}]) => this.#resize(width, height)).observe(stage);
     stage.addEventListener('keydown', event => this.#key(event));
+    addEventListener('beforeprint', () => this.#render());  // what was drawn before is on the screen only
     this.#resize(stage.clientWidth, stage.clientHeight);
   }
 
@@ -100,12 +101,14 @@ export class Scatter {
 
   #changed() {
     cancelAnimationFrame(this.#frame);
-    this.#frame = requestAnimationFrame(() => {
-      if (!this.#points) return;
-      const count = this.#points.x.length;
-      this.#drawn.draw(this.#view.transform, devicePixelRatio * (count > 20_000 ? 3 : count > 3000 ? 5 : 9));
-    });
+    this.#frame = requestAnimationFrame(() => this.#render());
     if (this.#points) this.#later();
+  }
+
+  #render() {
+    if (!this.#points) return;
+    const count = this.#points.x.length;
+    this.#drawn.draw(this.#view.transform, devicePixelRatio * (count > 20_000 ? 3 : count > 3000 ? 5 : 9));
   }
 
   #over(place) {
