@@ -49,7 +49,7 @@ _option = partial(click.option, cls=_Setting)
 def _setting(name: str, **declared: Any) -> Callable[[Any], Any]:
     """Return the option of a field of `Settings`, with the default of the field."""
     default = getattr(Settings, name)
-    return _option(f"--{name.replace('_', '-')}", default=default, show_default=True, **declared)
+    return _option(f"--{name.replace('_', '-')}", default=default, show_default=default != (), **declared)
 
 
 @contextmanager
@@ -107,6 +107,12 @@ def _read_config(context: click.Context, option: click.Parameter, file: Path | N
 @_setting("host", help="Address to listen on.")
 @_setting("port", type=click.IntRange(0, 65535), help="Port; 0 picks a free one.")
 @_option("--page/--no-page", default=Settings.page, help="Serve the page beside the API.")
+@_setting(
+    "show",
+    multiple=True,
+    metavar="COLUMN",
+    help="Column that the page shows with each image, such as price. Repeatable.",
+)
 @_setting(
     "workers",
     type=click.IntRange(1, 64),

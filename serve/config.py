@@ -77,6 +77,7 @@ class Settings:
         port: Port to listen on; 0 picks a free one.
         workers: Processes that share the address.
         page: Whether to serve the page beside the API.
+        show: Metadata columns that the page shows with each image.
         insecure: Whether a host that other machines can reach is allowed without sign-in.
         credentials: Accepted credentials; None requires no sign-in.
         names: Accepted names in the Host header; `*` accepts any.
@@ -98,6 +99,7 @@ class Settings:
     port: int = 7860
     workers: int = 1
     page: bool = True
+    show: tuple[str, ...] = ()
     insecure: bool = False
     credentials: Credentials | None = None
     names: tuple[str, ...] = LOCAL_NAMES

@@ -147,7 +147,11 @@ def open_galleries(settings: Settings) -> list[SearchService]:
     from serve.core.service import open_services
 
     return open_services(
-        settings.galleries, settings.permissions, settings.runtime, settings.max_pixels * 10**6
+        settings.galleries,
+        settings.permissions,
+        settings.runtime,
+        settings.max_pixels * 10**6,
+        settings.show,
     )
 
 

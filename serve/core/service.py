@@ -104,6 +104,7 @@ class GalleryDescription:
         dim: Length D of a vector.
         embeds: Whether the gallery has a model, so that it can be searched by image.
         columns: Metadata columns.
+        show: Those that the page shows with each image, unless its visitor chooses others.
         index: Kind of the index; "flat" compares all vectors.
         unindexed: Vectors that the index does not cover.
         calibrated: Whether hits have probabilities.
@@ -118,6 +119,7 @@ class GalleryDescription:
     dim: int
     embeds: bool
     columns: list[str]
+    show: list[str]
     index: str
     unindexed: int
     calibrated: bool
@@ -170,6 +172,7 @@ class SearchService:
         batching: Whether to embed images of concurrent requests together; None for all devices but a CPU.
         runtime: Device, provider and batch size of the model, which has one thread on a CPU.
         max_pixels: Pixels that the images of one request may have to decode.
+        show: Metadata columns that the page shows with each image.
 
     Attributes:
         indexing: How far the server is in indexing the folder that it follows; None if it is not indexing.
@@ -192,11 +195,13 @@ class SearchService:
         batching: bool | None = None,
         runtime: Runtime | None = None,
         max_pixels: int = MAX_REQUEST_PIXELS,
+        show: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self.name = name or folder.resolve().name
         self.address = address
         self.permissions = permissions or Permissions()
+        self.show = show
         self.telemetry = telemetry or Telemetry()
         # Each request runs on one core: concurrent requests on all cores would slow each other down.
         self.runtime = replace(runtime or Runtime(), threads=1)
@@ -492,7 +497,8 @@ class SearchService:
             summary=self._summary(state),
             dim=gallery.manifest.dim,
             embeds=state.embedder is not None,
-            columns=gallery.contents.columns(),
+            columns=(columns := gallery.contents.columns()),
+            show=[name for name in self.show if name in columns],
             index=kind,
             unindexed=0 if kind == "flat" else gallery.outside_index,
             calibrated=gallery.calibration is not None,
@@ -505,7 +511,11 @@ class SearchService:
 
 
 def open_services(
-    folders: Mapping[str, Path], permissions: Permissions, runtime: Runtime, max_pixels: int
+    folders: Mapping[str, Path],
+    permissions: Permissions,
+    runtime: Runtime,
+    max_pixels: int,
+    show: Sequence[str] = (),
 ) -> list[SearchService]:
     """Open the galleries of a server, which share one telemetry.
 
@@ -514,6 +524,7 @@ def open_services(
         permissions: Permissions of visitors.
         runtime: Device, provider and batch size of the models.
         max_pixels: Pixels that the images of one request may have to decode.
+        show: Metadata columns that the page shows with each image.
 
     Raises:
         InputError: A folder is not a gallery.
@@ -529,6 +540,7 @@ def open_services(
             runtime=runtime,
             telemetry=telemetry,
             max_pixels=max_pixels,
+            show=show,
         )
         for number, (name, folder) in enumerate(folders.items())
     ]

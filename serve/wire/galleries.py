@@ -35,6 +35,10 @@ class GalleryAnswer(BaseModel):
         description="Whether there is a model, so that the gallery can be searched by image."
     )
     columns: list[str] = Field(description="Metadata columns for conditions.")
+    show: list[str] = Field(
+        description="Those that the page shows with each image, unless its visitor chooses others.",
+        examples=[["price"]],
+    )
     index: str = Field(description="Index kind; flat compares all vectors.", examples=["flat", "hnsw"])
     unindexed: int = Field(description="Vectors that the index does not cover; they are compared one by one.")
     calibrated: bool = Field(description="Whether hits have probabilities.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -96,8 +97,15 @@ def search_with(page: Page, server: Server, query: str) -> None:
 
 
 def expect_results(page: Page, count: int) -> None:
-    expect(page.get_by_test_id("status")).to_contain_text(f"{count} result")
+    expect(page.get_by_test_id("status")).to_have_text(re.compile(rf"^{count} (result|of \d+ images match)"))
     expect(page.get_by_test_id("hit")).to_have_count(count)
+
+
+def open_filters(page: Page) -> None:
+    """Open the sheet of filters, which is there on narrow screens only."""
+    button = page.get_by_test_id("filter").locator("[data-part=sheet]")
+    if button.is_visible() and button.get_attribute("aria-expanded") == "false":
+        button.click()
 
 
 def captions(page: Page) -> list[str]:

@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, BrowserContext, Locator, Page, Viewport
 
 from retrieval import Gallery
 from retrieval.search.options import SearchOptions
-from tests.e2e.page_driver import below, in_a_tab, search_with, upload, visiting
+from tests.e2e.page_driver import below, in_a_tab, open_filters, search_with, upload, visiting
 from tests.serve.serving import SERVE, Server, serving
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -75,6 +75,7 @@ def test_panels_of_filters_are_inside_the_window(page: Page, server: Server) -> 
     for (width, height), name in product(WINDOWS, PANELS):
         page.set_viewport_size({"width": width, "height": height})
         facet = page.locator("#search details.facet", has=page.locator("summary", has_text=name))
+        open_filters(page)
         facet.locator("summary").click()
         panel = facet.locator("div").first
         if name != "Advanced":
@@ -98,6 +99,7 @@ def test_wrong_condition_says_where_and_results_stay(page: Page, server: Server,
     search_with(page, server, "?like=5&filter=organic=yes&filter=price~2..80")
     before = shown(page)
     bar, status = page.get_by_test_id("filter"), page.get_by_test_id("status")
+    open_filters(page)
     bar.get_by_text("Advanced").click()
     field = bar.get_by_label("Condition")
     for typed, message in (
@@ -122,7 +124,7 @@ def test_wrong_condition_says_where_and_results_stay(page: Page, server: Server,
     where = "organic = 'yes' and price between 2 and 80 and stock > 3"
     expected = [hit.id for hit in gallery.search_id(5, 48, where=where)]
     expect(bar.get_by_role("alert")).to_be_hidden()
-    expect(status).to_contain_text("The 48 most similar that pass the filters")
+    expect(status).to_contain_text("The 48 most similar of 72 that match, of 150 images")
     assert shown(page)[: len(expected)] == expected
     page.goto(f"{server.url}/?tab=gallery&filter=organic=yes&where=price >", wait_until="domcontentloaded")
     expect(page.locator("#collection [data-part=fault]")).to_contain_text("At character 8")
@@ -144,7 +146,9 @@ def test_order_continues_below_what_is_shown(
     ids = [hit.id for hit in expected]
     with in_a_tab(browser, server, viewport={"width": 420, "height": 500}) as page:
         search_with(page, server, "?like=5")
+        open_filters(page)
         page.locator("#search").get_by_label("Order").select_option(f"by price, {way}")
+        page.get_by_role("button", name="Done").click()
         status = page.get_by_test_id("status")
         expect(status).to_contain_text(f"The first 48 of 150 images · by price, {way}")
         assert shown(page) == ids[:48]

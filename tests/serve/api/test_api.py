@@ -279,6 +279,7 @@ def test_gallery_is_described(api: httpx.Client, gallery: Gallery) -> None:
         "fingerprint": gallery.fingerprint,
         "embeds": True,
         "columns": ["price"],
+        "show": [],
         "index": "flat",
         "unindexed": 0,
         "calibrated": False,

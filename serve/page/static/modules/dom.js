@@ -24,7 +24,7 @@ export const show = (element, shown) => { element.hidden = !shown; };
 
 /** Let a card of a grid of justified rows have the proportions of its picture, within bounds; a square if unknown. */
 export function proportion(card, {width, height}) {
-  card.style.setProperty('--ratio', width && height ? Math.min(Math.max(width / height, 0.6), 2.2).toFixed(3) : 1);
+  card.style.setProperty('--ratio', width && height ? Math.min(Math.max(width / height, 0.75), 2.2).toFixed(3) : 1);
 }
 
 /** Return the parts of a name between which a line may break: after its separators. */

@@ -21,6 +21,14 @@ export class Filters {
   constructor(root, api, gallery) {
     this.#root = root;
     this.#api = api;
+    const sheet = open => {
+      part(root, 'controls').classList.toggle('shown', open);
+      part(root, 'sheet').ariaExpanded = String(open);
+      part(root, open ? 'close' : 'sheet').focus();
+    };
+    part(root, 'sheet').addEventListener('click', () => sheet(true));
+    part(root, 'close').addEventListener('click', () => sheet(false));
+    part(root, 'controls').addEventListener('keydown', event => { if (event.key === 'Escape' && event.currentTarget.matches('.shown') && !event.target.closest('.facet[open]')) sheet(false); });
     part(root, 'facets').append(...['label', ...gallery.columns].map(column => this.#facet(column)));
     this.#options = OPTIONS.filter(({name}) => part(root, name));
     for (const {name, isNumber} of this.#options) {
@@ -65,6 +73,7 @@ export class Filters {
     }
     if (state.where && state.where !== this.#faulty) chips.push(chip(state.where, {field: 'where'}));
     part(this.#root, 'chips').replaceChildren(...chips);
+    part(this.#root, 'sheet').textContent = chips.length ? `Filters (${chips.length})` : 'Filters';
     for (const box of this.#root.querySelectorAll('input[data-filter]')) box.checked = state.picked.includes(box.dataset.filter);
   }
 
@@ -168,13 +177,15 @@ export const faulty = shown => 'The condition under "Advanced" is not understood
 /** Keep the panel of a facet inside the window: beside the edge, and above the button if there is more room. */
 function place(facet) {
   const panel = facet.querySelector('div'), button = facet.getBoundingClientRect();
-  const left = Math.max(EDGE, Math.min(button.left, document.documentElement.clientWidth - EDGE - panel.offsetWidth));
+  const end = Math.min(document.documentElement.clientWidth, document.body.getBoundingClientRect().right);  // it clips what is beside it
+  const left = Math.max(EDGE, Math.min(button.left, end - EDGE - panel.offsetWidth));
   const [above, below] = [button.top, innerHeight - button.bottom].map(room => room - 2 * EDGE);
   const up = below < ROOM && above > below;
   panel.dataset.title = facet.querySelector('summary').textContent;  // of a sheet, which hides the button
   panel.classList.toggle('up', up);
   panel.style.setProperty('--left', `${left - button.left}px`);
   panel.style.setProperty('--room', `${up ? above : below}px`);
+  if (facet.closest('.shown')) panel.scrollIntoView({block: 'nearest'});  // in the sheet
 }
 
 function chip(words, data) {

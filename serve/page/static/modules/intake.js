@@ -2,7 +2,8 @@
 
 import {part, show} from './dom.js';
 
-const typing = element => element?.matches?.('input:not([type=checkbox], [type=radio], [type=file]), textarea, [contenteditable=true]');
+/** Whether keys that are pressed are written into an element. */
+export const typing = element => element?.matches?.('input:not([type=checkbox], [type=radio], [type=file]), textarea, [contenteditable=true]');
 const ofFiles = transfer => [...(transfer?.types ?? [])].includes('Files');
 
 /**
@@ -36,4 +37,31 @@ export function takePictures(root, take, wanted) {
     input.addEventListener('change', () => { give([...input.files]); input.value = ''; });
   }
   const give = files => { if (files.length) take(files); };
+}
+
+/** The type of what is dragged: the id of an item. */
+export const DRAGGED = 'application/x-lookalike-item';
+
+/**
+ * Take hits that are dragged to an element.
+ * @param {Element} element
+ * @param {(item: number) => void} take
+ */
+export function takeHits(element, take) {
+  const isHit = event => event.dataTransfer.types.includes(DRAGGED);
+  element.addEventListener('dragover', event => { if (isHit(event)) event.preventDefault(); });
+  element.addEventListener('drop', event => {
+    if (!isHit(event)) return;
+    event.preventDefault();
+    take(Number(event.dataTransfer.getData(DRAGGED)));
+  });
+}
+
+/** Call a function when `/` is pressed, but in a field or while a dialog is open. */
+export function takeSlash(act) {
+  document.addEventListener('keydown', event => {
+    if (event.key !== '/' || typing(event.target) || document.querySelector('dialog[open]')) return;
+    event.preventDefault();
+    act();
+  });
 }

@@ -2,6 +2,7 @@
 
 import {address} from './address.js';
 import {Actions} from './actions.js';
+import {caption, choice, choosing, nameCards, redraw, steer} from './cards.js';
 import {clone, orders, part, plural, proportion, show} from './dom.js';
 import {faulty, Filters} from './filters.js';
 import {fileName} from './results.js';
@@ -25,6 +26,9 @@ export class Pictures {
     this.#selection.addEventListener('change', () => this.#mark());
     this.#list.addEventListener('click', event => this.#press(event));
     this.#list.addEventListener('keydown', event => this.#key(event));
+    steer(this.#list, (what, card) => this.#act(what, Number(card.dataset.item)));
+    choosing(part(root, 'looks'), gallery.columns);
+    choice.addEventListener('change', () => redraw(this.#list));
     document.addEventListener('lookalike:changed', () => { this.#asked = undefined; if (address.state.tab === 'gallery' && !address.state.view) this.follow(); });
     new IntersectionObserver(entries => { if (entries.some(entry => entry.isIntersecting)) this.#more(); }, {rootMargin: AHEAD}).observe(this.#end);
   }
@@ -54,6 +58,7 @@ export class Pictures {
       this.#cursor = page.next_cursor;
       const cards = page.items.map(item => this.#card(item));
       if (anew) this.#list.replaceChildren(...cards); else this.#list.append(...cards);
+      nameCards(this.#list);
       this.#list.classList.remove('stale');
       this.#filters.fault(null);
       this.#mark();
@@ -85,7 +90,7 @@ export class Pictures {
     const image = part(card, 'image');
     image.src = item.thumbnail;
     image.alt = `item ${item.id} · ${item.label ?? 'no label'}`;
-    part(card, 'label').textContent = item.label ?? 'no label';
+    caption(card, item, 'no label');
     part(card, 'open').title = fileName(item.key);
     part(card, 'box').ariaLabel = `Select item ${item.id}`;
     return card;
@@ -101,6 +106,11 @@ export class Pictures {
       else this.#selection.toggle(item);
       this.#last = item;
     }
+  }
+
+  #act(what, item) {
+    if (what === 'select') this.#selection.toggle(item);
+    else document.dispatchEvent(new CustomEvent('lookalike:search', {detail: {item, side: what === 'unlike' ? what : 'like', alone: what === 'alone'}}));
   }
 
   #between(first, last) {

@@ -1,6 +1,8 @@
 // The hits as a grid that fills the screen; more of them come as it is scrolled.
 
+import {caption, choice, nameCards, redraw, steer} from './cards.js';
 import {clone, part, proportion, show} from './dom.js';
+import {DRAGGED} from './intake.js';
 
 const AHEAD = '1200px';  // how far below the screen further hits are asked for
 
@@ -9,7 +11,7 @@ export class Results {
 
   /**
    * @param {Element} root Has the parts `hits` (a list) and `end`.
-   * @param {(what: string, hit: object) => void} act Receives `open`, `like` or `unlike` and the hit.
+   * @param {(what: string, hit: object) => void} act Receives `open`, `alone`, `like` or `unlike` and the hit.
    * @param {() => void} more Called when the end of the grid comes near.
    */
   constructor(root, act, more) {
@@ -18,13 +20,22 @@ export class Results {
     this.#list.addEventListener('click', event => {
       const button = event.target.closest('button');
       const card = event.target.closest('li');
-      if (button && card) act(button.dataset.act, this.#hits[[...this.#list.children].indexOf(card)]);
+      if (button && card) act(button.dataset.act, this.#of(card));
     });
+    this.#list.addEventListener('dragstart', event => {
+      const card = event.target.closest('li');
+      event.dataTransfer.setData(DRAGGED, card.dataset.item);
+      event.dataTransfer.effectAllowed = 'copy';
+    });
+    steer(this.#list, (what, card) => act(what, this.#of(card)));
+    choice.addEventListener('change', () => redraw(this.#list));
     new IntersectionObserver(entries => { if (entries.some(entry => entry.isIntersecting)) more(); },
       {rootMargin: AHEAD}).observe(this.#end);
   }
 
   get hits() { return this.#hits; }
+
+  #of(card) { return this.#hits[Number(card.dataset.rank) - 1]; }
 
   /**
    * Show hits, in place of those before or after them.
@@ -39,6 +50,7 @@ export class Results {
     this.#hits = hits;
     const cards = hits.slice(kept).map((hit, index) => this.#card(hit, kept + index + 1, labels));
     if (kept) this.#list.append(...cards); else this.#list.replaceChildren(...cards);
+    nameCards(this.#list);
     show(this.#end, !complete);
     this.dim(false);
   }
@@ -64,7 +76,7 @@ export class Results {
     image.alt = `${rank} · ${words} · ${hit.label ?? 'no label'}${compared}`;
     image.src = hit.thumbnail;
     if (mark) part(card, 'mark').className = mark;
-    part(card, 'label').textContent = hit.label ?? fileName(hit.key);
+    caption(card, hit, fileName(hit.key));
     part(card, 'score').textContent = hit.probability === null ? decimals(hit.score) : percent(hit.probability);
     part(card, 'open').title = [fileName(hit.key), words, ...Object.entries(hit.metadata).map(([name, value]) => `${name}: ${value}`)].join('\n');
     return card;

@@ -1,11 +1,12 @@
 // The search tab: it follows the address, and everything a visitor does changes the address.
 
 import {address, asks, EMPTY, format, ownViews} from './address.js';
+import {choosing} from './cards.js';
 import {connection} from './connection.js';
 import {orders, part, plural, show, statusLine} from './dom.js';
 import {faulty, Filters} from './filters.js';
 import {toContent} from './focus.js';
-import {takePictures} from './intake.js';
+import {takeHits, takePictures, takeSlash} from './intake.js';
 import {chosen, GALLERY, UNCHOSEN} from './options.js';
 import * as pictures from './pictures.js';
 import {Query} from './query.js';
@@ -38,7 +39,7 @@ export async function mountSearch(element, api) {
 }
 
 class SearchTab {
-  #root; #api; #gallery; #say; #query; #results; #searcher; #filters; #welcome; #asked = ''; #answered = EMPTY; #told = ''; #complete = true; #busy = false; #halted = false; #taken = 0;
+  #root; #api; #gallery; #say; #query; #results; #searcher; #filters; #welcome; #asked = ''; #answered = EMPTY; #told = ''; #matching = {where: '', images: null}; #complete = true; #busy = false; #halted = false; #taken = 0;
 
   constructor(root, api, gallery, say) {
     this.#root = root;
@@ -93,7 +94,7 @@ class SearchTab {
       }
       this.#complete = answer.complete;
       this.#answered = state;
-      const labels = await this.#labels();
+      const [labels] = await Promise.all([this.#labels(), this.#countMatching()]);
       this.#results.draw(answer.hits, labels, {grows, complete: answer.complete});
       this.#filters.fault(null);
       this.#told = this.#summary(answer, performance.now() - started);
@@ -136,15 +137,23 @@ class SearchTab {
     return [this.#count(hits.length, complete), ...order, range(hits), `${(duration / 1000).toFixed(2)} s`].join(' · ');
   }
 
+  /** Count the images that pass the filters. */
+  async #countMatching() {
+    const where = this.#filters.condition();
+    if (where === this.#matching.where) return;
+    const found = where && await this.#api.get(`/facets?columns=label&limit=1&where=${encodeURIComponent(where)}`);
+    this.#matching = {where, images: found ? found.images : null};
+  }
+
   /** Return how many results are shown, and of what. */
   #count(shown, complete) {
-    const {sort} = address.state, {images} = this.#gallery;
-    if (complete && shown < MOST) return plural(shown, 'result');
-    const some = shown.toLocaleString('en'), most = MOST.toLocaleString('en');
-    const limited = this.#filters.condition() || chosen(address.state).length;
-    if (!sort || complete) return `The ${some} most similar ` + (limited ? 'that pass the filters' : `of ${plural(images, 'image')}`);
-    if (limited) return `The first ${some} of the most similar that pass the filters (${most} at most)`;
-    return `The first ${some} of ` + (images > MOST ? `the ${most} most similar images` : plural(images, 'image'));
+    const {sort} = address.state, {images} = this.#gallery, matching = this.#matching.images;
+    const some = shown.toLocaleString('en'), most = MOST.toLocaleString('en'), all = plural(images, 'image');
+    const limited = chosen(address.state).length > 0;  // by options that only a search knows
+    const passing = limited ? 'those that pass the filters' : matching === null ? all : `${matching.toLocaleString('en')} that match, of ${all}`;
+    if (complete && shown < MOST) return limited || matching === null ? plural(shown, 'result') : `${some} of ${all} match`;
+    if (!sort || complete) return `The ${some} most similar of ${passing}`;
+    return `The first ${some} of ` + (limited || (matching ?? images) > MOST ? `the ${most} most similar of ${passing}` : passing);
   }
 
   /** Return the labels of the query's images if hits are to be compared with them. */
@@ -177,6 +186,12 @@ class SearchTab {
       field.value = '';
     });
     part(root, 'again').addEventListener('click', () => { this.follow(); toContent(); });
+    takeSlash(() => {
+      if (address.state.tab) address.update({tab: ''});
+      part(root, this.#gallery.texts ? 'text' : 'choose').focus();
+    });
+    choosing(part(root, 'looks'), this.#gallery.columns);
+    takeHits(part(root, 'query'), item => this.#add('like', [{item, region: null}], false));
     part(root, 'copy').addEventListener('click', () => this.#copy());
     part(root, 'share').addEventListener('click', event => { if (event.target.dataset.act) this.#choose(event.target.dataset.act); });
     part(root, 'share').addEventListener('keydown', event => { if (event.key === 'Escape') this.#choose('close'); });
@@ -203,7 +218,7 @@ class SearchTab {
 
   #act(act, hit) {
     if (act === 'open') address.update({open: hit.id});
-    else this.#add(act, [{item: hit.id, region: null}], false);
+    else if (act !== 'select') this.#add(act === 'alone' ? 'like' : act, [{item: hit.id, region: null}], act === 'alone');
   }
 
   #add(side, views, alone) {
