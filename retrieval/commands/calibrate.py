@@ -12,7 +12,7 @@ import click
 from retrieval.cli import json_option, print_result, print_status
 from retrieval.commands.device_options import runtime_options
 from retrieval.errors import InputError
-from retrieval.evaluation.calibration_fit import ABSENT, HIGH_ERROR, QUERIES, Quality
+from retrieval.evaluation.calibration_fit import ABSENT, QUERIES, Quality
 from retrieval.evaluation.calibration_fit import calibrate as learn
 from retrieval.gallery import Gallery
 from retrieval.ingest.judgements import read_judgements
@@ -22,7 +22,7 @@ from retrieval.reports.figures import check_suffix, write_file
 from retrieval.reports.pages import document
 from retrieval.reports.reliability import render_calibration
 from retrieval.reports.text_tables import percent
-from retrieval.search.calibration import NAME, Calibration, write_calibration
+from retrieval.search.calibration import HIGH_ERROR, NAME, Calibration, write_calibration
 from retrieval.text import align_columns
 
 _GALLERY = "gallery"

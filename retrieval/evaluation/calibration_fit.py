@@ -45,7 +45,6 @@ _FLAT = 1e-9  # gradient for each hit at which the fit ends
 _NEGLIGIBLE = 1e-12  # relative gain of a step that is the last one
 _NO_PROGRESS = 1e9  # damping at which steps are too short to change anything
 _LEAST = 20  # right hits, and wrong ones
-HIGH_ERROR = 0.05  # calibration error on held-out classes at which probabilities are not to be relied on
 COPIES = 1.0  # weight of queries whose picture is in the gallery, half of them changed, to that of the others
 _FARTHEST = 0.8  # square of the lowest cosine of a changed copy
 

@@ -32,6 +32,7 @@ from retrieval.files import write_texts
 NAME = "calibration.json"
 DEPTH = 10  # nearest images of the query that describe it
 SAME = 0.9999  # cosine from which on a hit is the picture of the query: rounding, not another picture
+HIGH_ERROR = 0.05  # calibration error on held-out classes at which probabilities are not to be relied on
 GROWTH = 1.5  # factor in the number of images beyond which a calibration is stale
 _FORMAT, _WITHOUT_COPIES = 2, 1
 
@@ -71,6 +72,16 @@ class Calibration:
         """
         logits = features(scores, nearest) @ np.array(self.weights) + self.offset
         return np.where(scores >= SAME, 1.0, self.ceiling * logistic(logits))
+
+    @property
+    def error(self) -> float | None:
+        """Calibration error on held-out classes; `None` in a file that does not say it."""
+        return self.quality.get("ece")
+
+    @property
+    def reliable(self) -> bool | None:
+        """Whether the error is low enough to rely on the probabilities; `None` if it is not known."""
+        return None if self.error is None else self.error <= HIGH_ERROR
 
     def is_stale(self, images: int) -> bool:
         """Return whether a gallery of this number of images has grown or shrunk too much."""

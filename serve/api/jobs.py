@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from retrieval.curation.duplicate_groups import Group
 from retrieval.errors import InputError, did_you_mean
-from retrieval.evaluation.calibration_fit import HIGH_ERROR
+from retrieval.search.calibration import HIGH_ERROR
 from serve.api.bodies import JSON, read_body
 from serve.api.context import GalleryJobs, Service
 from serve.api.evaluation import answer_of
@@ -151,6 +151,9 @@ def _calibrate(service: SearchService, query: CalibrationRequest) -> Calibration
         queries=quality.queries,
         classes=quality.classes,
         error=quality.ece,
+        error_by_chance=quality.ece_by_chance,
+        error_of_folds=quality.ece_of_folds,
+        error_of_best=quality.ece_of_best,
         reliable=quality.ece <= HIGH_ERROR,
         thresholds=[Threshold(**asdict(one)) for one in quality.thresholds],
     )

@@ -20,6 +20,7 @@ from retrieval.images.resampling import Box
 from retrieval.model.licenses import model_license
 from retrieval.model.runtime import Runtime
 from retrieval.progress import Stage
+from retrieval.search.calibration import Calibration
 from retrieval.search.lru_cache import LRUCache
 from retrieval.search.options import SearchOptions
 from serve.addresses import API, api_of
@@ -108,6 +109,7 @@ class GalleryDescription:
         index: Kind of the index; "flat" compares all vectors.
         unindexed: Vectors that the index does not cover.
         calibrated: Whether hits have probabilities.
+        calibration: What gives them; None if nothing does.
         texts: Whether the model has a text encoder, so that it can be searched by text.
         changes: Whether visitors may add, describe and remove images.
         urls: Whether the server fetches query images by URL.
@@ -123,6 +125,7 @@ class GalleryDescription:
     index: str
     unindexed: int
     calibrated: bool
+    calibration: Calibration | None
     texts: bool
     changes: bool
     urls: bool
@@ -502,6 +505,7 @@ class SearchService:
             index=kind,
             unindexed=0 if kind == "flat" else gallery.outside_index,
             calibrated=gallery.calibration is not None,
+            calibration=gallery.calibration,
             texts=state.embedder is not None and state.embedder.has_text,
             changes=self.permissions.changes,
             urls=self.permissions.urls and state.embedder is not None,

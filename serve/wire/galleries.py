@@ -23,6 +23,20 @@ class Indexing(BaseModel):
     total: int | None = Field(description="Images to embed; null until the files are counted.")
 
 
+class GalleryCalibration(BaseModel):
+    """What is known of the probabilities of hits."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    created: str = Field(description="Time of the calibration, ISO 8601, UTC.")
+    images: int = Field(description="Number of images of the gallery when it was calibrated.")
+    error: float | None = Field(
+        description="Calibration error on held-out classes: mean distance of probability and share right.",
+        examples=[0.012],
+    )
+    reliable: bool | None = Field(description="Whether it is low enough to rely on the probabilities.")
+
+
 class GalleryAnswer(BaseModel):
     """Full description of a gallery."""
 
@@ -42,6 +56,7 @@ class GalleryAnswer(BaseModel):
     index: str = Field(description="Index kind; flat compares all vectors.", examples=["flat", "hnsw"])
     unindexed: int = Field(description="Vectors that the index does not cover; they are compared one by one.")
     calibrated: bool = Field(description="Whether hits have probabilities.")
+    calibration: GalleryCalibration | None = Field(description="Facts of these; null if there are none.")
     license: str | None = Field(
         description="Licence of the weights that the model was trained from, if it is known.",
         examples=["apache-2.0"],

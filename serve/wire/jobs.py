@@ -88,6 +88,9 @@ class CalibrationAnswer(BaseModel):
     queries: int = Field(description="Number of queries.")
     classes: int = Field(description="Number of their classes.")
     error: float = Field(description="Calibration error: mean distance of probability and share right.")
+    error_by_chance: float = Field(description="What it would be if each probability were perfect.")
+    error_of_folds: list[float] = Field(description="It on each fifth of the classes.")
+    error_of_best: float = Field(description="It of the best hit of each query.")
     reliable: bool = Field(description="Whether the error is low enough to rely on the probabilities.")
     thresholds: list[Threshold]
 

@@ -12,13 +12,13 @@ import numpy as np
 
 from retrieval.cli import print_status
 from retrieval.errors import InputError
-from retrieval.evaluation.calibration_fit import HIGH_ERROR, calibrate
+from retrieval.evaluation.calibration_fit import calibrate
 from retrieval.gallery import Gallery
 from retrieval.ingest.judgements import read_judgements
 from retrieval.model.layer import Layer
 from retrieval.model.runtime import Runtime
 from retrieval.progress import Progress
-from retrieval.search.calibration import write_calibration
+from retrieval.search.calibration import HIGH_ERROR, write_calibration
 from retrieval.search.options import CANDIDATES
 from retrieval.search.rerank import EXPANSION, expand, k_reciprocal
 from retrieval.text import align_columns, pluralize

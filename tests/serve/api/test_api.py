@@ -158,7 +158,9 @@ def test_probabilities_of_a_calibrated_gallery(api: httpx.Client, gallery: Galle
     try:
         expected = gallery.search_id(5, 8)
         lowest = {"min_probability": expected[2].probability}
-        assert _found(api.get("/v1/gallery"))["calibrated"]
+        described = _found(api.get("/v1/gallery"))
+        assert described["calibrated"]
+        assert described["calibration"] == {"created": "", "images": 24, "error": None, "reliable": None}
         found = _found(api.post("/v1/search", json={"id": 5, "k": 8}))
         assert found["hits"] == _as_told(gallery, expected)
         assert found["hits"][0]["probability"] == expected[0].probability is not None
@@ -283,6 +285,7 @@ def test_gallery_is_described(api: httpx.Client, gallery: Gallery) -> None:
         "index": "flat",
         "unindexed": 0,
         "calibrated": False,
+        "calibration": None,
         "license": None,
         "texts": False,
         "changes": False,

@@ -141,8 +141,14 @@ def test_calibration_gives_hits_probabilities(tmp_path: Path) -> None:
     with answering(create_app(service, page=False)) as url, Client(url) as client:
         found = done(client, "calibration", absent=0.25)
         hits = client.search(id=1)
+        described = client.gallery().calibration
     expected, quality = calibrate(Gallery(folder), absent=0.25)
     assert (found["queries"], found["classes"], found["error"]) == (320, 40, quality.ece)
+    assert (found["error_of_folds"], found["error_of_best"]) == (quality.ece_of_folds, quality.ece_of_best)
+    assert found["error_by_chance"] == quality.ece_by_chance
+    assert described is not None
+    assert (described.images, described.reliable) == (320, quality.ece <= 0.05)
+    assert described.error == pytest.approx(quality.ece, abs=1e-5)
     assert found["thresholds"] == [asdict(one) for one in quality.thresholds]
     kept = Gallery(folder).calibration
     assert kept is not None
