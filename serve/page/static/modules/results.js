@@ -7,7 +7,7 @@ import {DRAGGED} from './intake.js';
 const AHEAD = '1200px';  // how far below the screen further hits are asked for
 
 export class Results {
-  #list; #end; #hits = [];
+  #list; #end; #ends; #hits = [];
 
   /**
    * @param {Element} root Has the parts `hits` (a list) and `end`.
@@ -29,8 +29,7 @@ export class Results {
     });
     steer(this.#list, (what, card) => act(what, this.#of(card)));
     choice.addEventListener('change', () => redraw(this.#list));
-    new IntersectionObserver(entries => { if (entries.some(entry => entry.isIntersecting)) more(); },
-      {rootMargin: AHEAD}).observe(this.#end);
+    this.#ends = new IntersectionObserver(entries => { if (entries.some(entry => entry.isIntersecting)) more(); }, {rootMargin: AHEAD});
   }
 
   get hits() { return this.#hits; }
@@ -52,6 +51,8 @@ export class Results {
     if (kept) this.#list.append(...cards); else this.#list.replaceChildren(...cards);
     nameCards(this.#list);
     show(this.#end, !complete);
+    this.#ends.unobserve(this.#end);
+    this.#ends.observe(this.#end);  // it is told of the end again, also if that has stayed near
     this.dim(false);
   }
 
