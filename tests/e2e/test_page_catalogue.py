@@ -179,11 +179,11 @@ def test_only_probabilities_are_in_percent(
         assert hit.probability is not None
         same = f"{100 * hit.probability:.0f} %"
         expect(cards.nth(rank).locator(".caption")).to_contain_text(same)
-        words = f"similarity {hit.score:.4f}, shows the same with a probability of {same}"
+        words = f"similarity {hit.score:.4f}, similar: shows the same with a probability of {same}"
         expect(cards.nth(rank).locator("img")).to_have_attribute("alt", f"{rank + 1} · {words} · {hit.label}")
     expect(page.get_by_test_id("status")).to_contain_text(re.compile(r"probably the same: \d+ % to \d+ %"))
     cards.nth(1).locator("[data-act=open]").click()
-    expect(page.get_by_role("dialog")).to_contain_text(f"2. result · similarity {hits[1].score:.4f}, shows")
+    expect(page.get_by_role("dialog")).to_contain_text(f"2. result · similarity {hits[1].score:.4f}, ")
     search_with(page, site, "?like=5")  # the shop, which is not calibrated
     everything = page.locator("#results").inner_text() + page.locator("#results .hits").inner_html()
     assert not re.search(r"\d\s*%", everything)

@@ -32,6 +32,7 @@ def page(context: BrowserContext, server: Server) -> Iterator[Page]:
     """The evaluation tab."""
     with visiting(context, server) as page:
         page.get_by_role("tab", name="Evaluation").click()
+        expect(page.get_by_label("Report")).to_be_visible()  # its modules are there
         yield page
 
 

@@ -82,12 +82,16 @@ function drawFacts(card) {
   part(card, 'facts').textContent = facts.join(' · ');
 }
 
+/** Return the cards of a list, which may have other rows between them. */
+const cardsOf = list => [...list.children].filter(isCard);
+const isCard = row => row.dataset.item !== undefined;
+
 /** Draw the columns of all cards of a list again. */
-export function redraw(list) { for (const card of list.children) drawFacts(card); }
+export function redraw(list) { for (const card of cardsOf(list)) drawFacts(card); }
 
 /** Write the labels of all cards of a list: without the numbers that all of them begin with. */
 export function nameCards(list) {
-  const cards = [...list.children];
+  const cards = cardsOf(list);
   const numbered = cards.length > 1 && cards.every(card => NUMBERED.test(card.dataset.label));
   for (const card of cards) {
     const text = numbered ? card.dataset.label.replace(NUMBERED, '') : card.dataset.label;
@@ -119,14 +123,17 @@ export function steer(list, act) {
 
 /** Return the card that an arrow key leads to: in the rows above and below the one that is nearest. */
 function beside(card, key) {
-  if (key === 'ArrowRight') return card.nextElementSibling;
-  if (key === 'ArrowLeft') return card.previousElementSibling;
+  const step = key === 'ArrowDown' || key === 'ArrowRight' ? 'nextElementSibling' : 'previousElementSibling';
+  if (key === 'ArrowRight' || key === 'ArrowLeft') {
+    let other = card[step];
+    while (other && !isCard(other)) other = other[step];
+    return other;
+  }
   if (key !== 'ArrowDown' && key !== 'ArrowUp') return null;
-  const step = key === 'ArrowDown' ? 'nextElementSibling' : 'previousElementSibling';
   const middle = centre(card), top = card.offsetTop;
   let row = null, found = null;
   for (let other = card[step]; other; other = other[step]) {
-    if (other.offsetTop === top) continue;
+    if (other.offsetTop === top || !isCard(other)) continue;
     row ??= other.offsetTop;
     if (other.offsetTop !== row) break;
     if (!found || Math.abs(centre(other) - middle) < Math.abs(centre(found) - middle)) found = other;

@@ -2,6 +2,7 @@
 
 import {address} from './address.js';
 import {parts} from './api.js';
+import {Calibration} from './calibration.js';
 import {Classes} from './classes.js';
 import {part, show} from './dom.js';
 import {Figure} from './figure.js';
@@ -19,7 +20,7 @@ export function mount(root, api) {
 }
 
 class Evaluation {
-  #root; #api; #parts = parts(); #work; #jobs; #classes; #figure; #kept = null; #shown = null;
+  #root; #api; #parts = parts(); #work; #jobs; #classes; #figure; #calibration; #kept = null; #shown = null;
 
   constructor(root, api) {
     this.#root = root;
@@ -28,6 +29,7 @@ class Evaluation {
     this.#work = new Work(part(root, 'measure'), this.#jobs);
     this.#classes = new Classes(part(root, 'all'), api);
     this.#figure = new Figure(part(root, 'figures'), this.#jobs);
+    this.#calibration = new Calibration(part(root, 'calibration'), api, this.#jobs);
     part(root, 'start').addEventListener('click', () => this.#evaluate());
     const choice = part(root, 'choice');
     choice.addEventListener('submit', event => event.preventDefault());
@@ -60,6 +62,7 @@ class Evaluation {
   /** Return the reports, and say whether the gallery has to be evaluated. */
   async #read() {
     const kept = await this.#api.get('/evaluation/reports');
+    this.#calibration.follow(kept.reports.length > 0).catch(() => {});  // the reports say what is wrong
     const choice = part(this.#root, 'choice');
     show(choice, kept.reports.length > 0);
     show(choice.against.parentElement, kept.reports.length > 1);

@@ -1,5 +1,6 @@
 // The hits as a grid that fills the screen; more of them come as it is scrolled.
 
+import {bandName, withBands} from './bands.js';
 import {caption, choice, nameCards, redraw, steer} from './cards.js';
 import {clone, part, proportion, show} from './dom.js';
 import {DRAGGED} from './intake.js';
@@ -48,7 +49,8 @@ export class Results {
     const kept = grows ? this.#hits.length : 0;
     this.#hits = hits;
     const cards = hits.slice(kept).map((hit, index) => this.#card(hit, kept + index + 1, labels));
-    if (kept) this.#list.append(...cards); else this.#list.replaceChildren(...cards);
+    const rows = withBands(hits, cards);
+    if (kept) this.#list.append(...rows); else this.#list.replaceChildren(...rows);
     nameCards(this.#list);
     show(this.#end, !complete);
     this.#ends.unobserve(this.#end);
@@ -86,7 +88,7 @@ export class Results {
 
 /** Return how alike a hit is, in words. Only a calibrated gallery has probabilities: a cosine is none. */
 const likeness = ({score, probability}) => `similarity ${score.toFixed(4)}`
-  + (probability === null ? '' : `, shows the same with a probability of ${percent(probability)}`);
+  + (probability === null ? '' : `, ${bandName(probability)}: shows the same with a probability of ${percent(probability)}`);
 
 /** Return a similarity with two decimals; 1.00 is that of the same image only. */
 export const decimals = value => (value < 0.9999 ? Math.min(Math.round(100 * value), 99) / 100 + 0 : 1).toFixed(2);

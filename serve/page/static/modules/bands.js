@@ -1,0 +1,59 @@
+// Hits in bands by their probabilities, which only a calibrated gallery has: docs/calibration.md says what they mean.
+
+import {clone, part} from './dom.js';
+import {GALLERY} from './options.js';
+
+/**
+ * The bands, the highest first: at least this probability. Three of four hits at the least show the same thing in
+ * the first one, one of four in the second, and fewer than one of ten in the last.
+ */
+export const BANDS = [
+  {least: 0.75, name: 'The same', says: '75 % or more'},
+  {least: 0.25, name: 'Similar', says: '25 to 75 %'},
+  {least: 0.1, name: 'Only related', says: '10 to 25 %'},
+  {least: 0, name: 'Nothing like it below', says: 'less than 10 %', last: true},
+];
+
+/** What is known of the probabilities of this gallery, as the API describes it; null for nothing. */
+export const known = {calibration: GALLERY?.calibration ?? null};
+
+/** Return the band of a probability. */
+export const bandOf = probability => BANDS.find(({least}) => probability >= least);
+
+/** Return the band of a probability in words, as a part of a sentence. */
+export const bandName = probability => bandOf(probability).last ? 'nothing like it' : bandOf(probability).name.toLowerCase();
+
+/**
+ * Return cards with the headings of the bands that begin among them. There are none if hits have no probabilities,
+ * or are in another order than theirs.
+ * @param {object[]} hits All hits.
+ * @param {Element[]} cards Those of the last hits.
+ */
+export function withBands(hits, cards) {
+  if (!hits.every((hit, at) => hit.probability !== null && (!at || hit.probability <= hits[at - 1].probability))) return cards;
+  const first = hits.length - cards.length;
+  return cards.flatMap((card, index) => {
+    const at = first + index, band = bandOf(hits[at].probability);
+    return at && band === bandOf(hits[at - 1].probability) ? [card] : [filler(), heading(band, at), card];
+  });
+}
+
+function heading(band, at) {
+  const row = clone('band');
+  row.classList.toggle('last', Boolean(band.last));
+  part(row, 'name').textContent = band.last && !at ? 'Nothing like it in this gallery' : band.name;
+  part(row, 'says').textContent = `probability ${band.says}` + (at || known.calibration?.reliable !== false ? ''
+    : `. Not reliable: it is wrong by ${points(known.calibration.error)} on average`);
+  return row;
+}
+
+/** Return what ends a row of cards, so that the last of them are as wide as the others. */
+function filler() {
+  const gap = document.createElement('li');
+  gap.className = 'filler';
+  gap.ariaHidden = 'true';
+  return gap;
+}
+
+/** Return an error of probabilities in percentage points. */
+export const points = error => `${(100 * error).toFixed(1)} percentage points`;
