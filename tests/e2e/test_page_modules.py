@@ -27,11 +27,15 @@ examples = settings(
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r\n"), max_size=12)
 fractions = st.floats(0, 1).map(lambda value: round(value, 4))
 regions = st.none() | st.lists(fractions, min_size=4, max_size=4)
+vectors = st.just({}) | st.builds(
+    lambda text: {"vector": text}, st.from_regex(r"[0-9a-f]{4}\.[A-Za-z0-9_-]+", fullmatch=True)
+)
 views = st.builds(
-    lambda kind, name, region: {kind: name, "region": region},
+    lambda kind, name, region, vector: {kind: name, "region": region, **vector},
     st.sampled_from(["picture", "shared", "url"]),
     st.text("abc019-_/:.", min_size=1, max_size=20),
     regions,
+    vectors,
 ) | st.builds(lambda item, region: {"item": item, "region": region}, st.integers(0, 10**9), regions)
 
 
@@ -57,7 +61,7 @@ def test_an_address_restores_its_state(tab: Page, state: dict[str, Any]) -> None
         tab, "address", "const t = m.format({...m.EMPTY, ...a[0]}); return [t, m.parse(t)]", state
     )
     assert {name: parsed[name] for name in state} == state
-    read = parse_qs(text.removeprefix("?"), keep_blank_values=True)
+    read = parse_qs(text.partition("#")[0].removeprefix("?"), keep_blank_values=True)
     assert {name: read.get(name, [""]) for name in ("text", "where", "tab")} == {
         name: [state[name]] for name in ("text", "where", "tab")
     }

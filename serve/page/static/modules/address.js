@@ -8,8 +8,8 @@ const NUMBERS = [...named(true), 'open'];
 
 /**
  * An image of the query, with its region: left, top, right, bottom as fractions; null for all of it.
- * `picture` is one in this browser, `shared` one on the server.
- * @typedef {{item?: number, picture?: string, shared?: string, url?: string, region: number[] | null}} View
+ * `picture` is one in this browser, `shared` one on the server; `vector` is that of the picture, see `link.js`.
+ * @typedef {{item?: number, picture?: string, shared?: string, url?: string, region: number[] | null, vector?: string}} View
  */
 
 /**
@@ -41,11 +41,16 @@ function parseView(text) {
   return kind ? {[kind]: name.slice(kind.length + 1), region} : null;
 }
 
-/** Return the state of an address; parts that are not understood are ignored. */
-export function parse(search) {
-  const given = new URLSearchParams(search);
+/** Return the state of an address, from its `?` on; parts that are not understood are ignored. */
+export function parse(text) {
+  const [search, fragment = ''] = text.split('#');
+  const given = new URLSearchParams(search), vectors = new URLSearchParams(fragment);
   const state = {...EMPTY};
-  for (const name of ['like', 'unlike']) state[name] = given.getAll(name).map(parseView).filter(Boolean);
+  let place = 0;  // of an image among those of both sides
+  for (const name of ['like', 'unlike']) {
+    const views = given.getAll(name).map(parseView).map(view => withVector(view, vectors.get(String(place++))));
+    state[name] = views.filter(Boolean);
+  }
   for (const name of TEXTS) state[name] = given.get(name) ?? '';
   for (const name of NUMBERS) {
     const number = parseFloat(given.get(name));
@@ -57,16 +62,20 @@ export function parse(search) {
   return state;
 }
 
-/** Return the query string of a state, with its `?`; empty for the first page. */
+const withVector = (view, vector) => view && vector ? {...view, vector} : view;
+
+/** Return the query string of a state, with its `?`, and the fragment, with its `#`; empty for the first page. */
 export function format(state) {
-  const params = new URLSearchParams();
+  const params = new URLSearchParams(), vectors = new URLSearchParams();
   for (const name of ['like', 'unlike']) for (const view of state[name]) params.append(name, viewText(view));
+  for (const [place, {vector}] of [...state.like, ...state.unlike].entries()) if (vector) vectors.set(place, vector);
   for (const name of TEXTS) if (state[name]) params.set(name, state[name]);
   for (const name of NUMBERS) if (state[name] !== null) params.set(name, state[name]);
   for (const one of state.picked) params.append('filter', one);
   for (const one of state.highlight) params.append('highlight', one);
   if (state.marks) params.set('marks', '');
-  return params.size ? '?' + String(params).replaceAll('%2C', ',').replaceAll('%40', '@').replaceAll('%3A', ':') : '';
+  const fragment = vectors.size ? `#${vectors}` : '';
+  return params.size ? '?' + String(params).replaceAll('%2C', ',').replaceAll('%40', '@').replaceAll('%3A', ':') + fragment : '';
 }
 
 /** The images of the query that are only in this browser. */
@@ -80,10 +89,10 @@ class Address {
   #listeners = [];
 
   constructor() {
-    this.state = parse(location.search);
+    this.state = parse(location.search + location.hash);
     addEventListener('popstate', () => {
       const before = this.state;
-      this.state = parse(location.search);
+      this.state = parse(location.search + location.hash);
       this.#notify(before);
     });
   }
@@ -98,7 +107,7 @@ class Address {
     const before = this.state;
     this.state = {...before, ...change};
     const address = location.pathname + format(this.state);
-    if (address !== location.pathname + location.search) {
+    if (address !== location.pathname + location.search + location.hash) {
       if (replace) history.replaceState(history.state, '', address);
       else history.pushState({opened: before.open === null && this.state.open !== null}, '', address);
     }

@@ -4,6 +4,7 @@ import {address, ownViews} from './address.js';
 import {announce} from './changes.js';
 import {breakable, part, show} from './dom.js';
 import {Heatmap} from './heatmap.js';
+import {linkTo} from './link.js';
 import {GALLERY} from './options.js';
 import {fileName} from './results.js';
 
@@ -136,11 +137,12 @@ class Dialog {
   }
 
   async #copy() {
+    const link = await linkTo(address.state, this.#api).catch(() => location.href);
     try {
-      await navigator.clipboard.writeText(location.href);
+      await navigator.clipboard.writeText(link);
       this.#say(ownViews(address.state).length ? 'Link copied. Your picture is not in it.' : 'Link copied.');
     } catch {
-      this.#say(`Copy the address of this page: ${location.href}`);
+      this.#say(`Copy this address: ${link}`);
     }
   }
 

@@ -36,7 +36,9 @@ export class Heatmap {
     if (!view) return;
     part(this.#box, 'query-caption').textContent = view.item !== undefined ? `the query: item ${view.item}`
       : view.picture ? 'your picture' : 'the picture of this link';
-    part(this.#box, 'query-image').src = await this.#source(view);
+    const source = await this.#source(view);
+    part(this.#box, 'query-image').src = source;
+    show(part(this.#box, 'query-figure'), Boolean(source));
   }
 
   /**
@@ -59,7 +61,7 @@ export class Heatmap {
       return this.#api.post('/heatmap', {id: view.item, item, ...(view.region && {region: view.region})});
     }
     const picture = await pictures.ofView(view, this.#api);
-    if (!picture) throw new Error('The picture of this search is not in this browser any more. Search with it again.');
+    if (!picture) throw new Error('The picture of this search is not in this browser. Search with it again.');
     return this.#api.post(`/heatmap?item=${item}`, await pictures.shrink(picture, view.region));
   }
 

@@ -6,6 +6,8 @@ import * as pictures from './pictures.js';
 import {Region} from './region.js';
 
 const MOST = 16;  // images in a query
+const DRAG = 'Drag over the picture to search with a part of it.';
+const ABSENT = 'The picture is not in this link, only what the model sees in it.';
 
 export class Query {
   #root; #api; #region; #shown = ['like', 0]; #drawing = 0;
@@ -42,6 +44,11 @@ export class Query {
       large.src = sources[at];
       large.alt = views.length === 1 && kind === 'like' ? 'The query image' : upper(nameOf(kind, at));
       part(this.#root, 'frame').classList.toggle('unlike', kind === 'unlike');
+      const missing = sources[at] === MISSING;
+      part(this.#root, 'frame').classList.toggle('missing', missing);
+      if (missing) large.alt += ', which is not in this link';
+      part(this.#root, 'help').textContent = missing ? ABSENT : DRAG;
+      show(part(this.#root, 'whole'), Boolean(shown.region) && !missing);
       this.#region?.draw(shown.region);
     }
     part(this.#root, 'views').replaceChildren(...(views.length < 2 ? [] : views.map((view, index) => this.#icon(view, index, sources[index]))));
@@ -59,8 +66,9 @@ export class Query {
   }
 
   #crop(region) {
+    if (part(this.#root, 'frame').classList.contains('missing')) return;
     const [side, number] = this.#shown;
-    const views = address.state[side].map((view, index) => index === number ? {...view, region} : view);
+    const views = address.state[side].map((view, index) => index === number ? cropped(view, region) : view);
     address.update({[side]: views});
   }
 
@@ -96,6 +104,8 @@ export class Query {
   }
 }
 
+// Another region has another vector than the link.
+const cropped = ({vector: _, ...view}, region) => ({...view, region});
 const nameOf = (side, index) => side === 'like' ? `query image ${index + 1}` : `image ${index + 1}, to move away from`;
 const upper = text => text[0].toUpperCase() + text.slice(1);
 

@@ -1,6 +1,6 @@
 // The search tab: it follows the address, and everything a visitor does changes the address.
 
-import {address, asks, EMPTY, format, ownViews} from './address.js';
+import {address, asks, EMPTY} from './address.js';
 import {choosing} from './cards.js';
 import {connection} from './connection.js';
 import {orders, part, plural, show, statusLine} from './dom.js';
@@ -12,10 +12,10 @@ import * as pictures from './pictures.js';
 import {Query} from './query.js';
 import {decimals, percent, Results} from './results.js';
 import {FIRST, MOST, Searcher} from './searcher.js';
+import {Sharing} from './sharing.js';
 import {csv, save} from './table.js';
 import {Welcome} from './welcome.js';
 
-const OWN_LINK = 'Link copied. It works in this browser only: your picture stays here.';
 const SEARCHED = ['like', 'unlike', 'text', 'without', 'where', 'picked', ...Object.keys(UNCHOSEN), 'sort'];
 const question = state => JSON.stringify(SEARCHED.map(name => state[name]));
 
@@ -39,7 +39,7 @@ export async function mountSearch(element, api) {
 }
 
 class SearchTab {
-  #root; #api; #gallery; #say; #query; #results; #searcher; #filters; #welcome; #asked = ''; #answered = EMPTY; #told = ''; #matching = {where: '', images: null}; #complete = true; #busy = false; #halted = false; #taken = 0;
+  #root; #api; #gallery; #say; #query; #results; #searcher; #filters; #sharing; #welcome; #asked = ''; #answered = EMPTY; #told = ''; #matching = {where: '', images: null}; #complete = true; #busy = false; #halted = false; #taken = 0;
 
   constructor(root, api, gallery, say) {
     this.#root = root;
@@ -49,6 +49,7 @@ class SearchTab {
     this.#searcher = new Searcher(api);
     this.#query = new Query(part(root, 'query'), api, gallery);
     this.#filters = new Filters(part(root, 'filters'), api, gallery);
+    this.#sharing = new Sharing(root, api, gallery, say);
     this.#results = new Results(part(root, 'results'), (act, hit) => this.#act(act, hit), () => this.#more());
     this.#welcome = new Welcome(part(root, 'examples'), api, item => this.#add('like', [{item, region: null}], true));
     this.#ask();
@@ -70,7 +71,7 @@ class SearchTab {
     part(this.#root, 'without').value = state.without;
     this.#root.classList.toggle('active', asks(state));
     if (!asks(state)) this.#begin();
-    if (!ownViews(state).length) this.#offer(false);
+    this.#sharing.follow();
     if (asked === this.#asked) return this.#halted ? this.#more() : undefined;
     this.#asked = asked;
     await this.#search(FIRST, {grows: false});
@@ -192,10 +193,6 @@ class SearchTab {
     });
     choosing(part(root, 'looks'), this.#gallery.columns);
     takeHits(part(root, 'query'), item => this.#add('like', [{item, region: null}], false));
-    part(root, 'copy').addEventListener('click', () => this.#copy());
-    part(root, 'share').addEventListener('click', event => { if (event.target.dataset.act) this.#choose(event.target.dataset.act); });
-    part(root, 'share').addEventListener('keydown', event => { if (event.key === 'Escape') this.#choose('close'); });
-    part(root, 'hours').textContent = plural(this.#gallery.sharing, 'hour');
     part(root, 'csv').addEventListener('click', () => save(csv(this.#results.hits), 'results.csv', 'text/csv'));
     part(root, 'sort').append(...orders(['label', ...this.#gallery.columns]));
     part(root, 'sort').addEventListener('change', event => address.update({sort: event.target.value}));
@@ -225,51 +222,6 @@ class SearchTab {
     const refused = this.#query.add(side, views, {alone});
     if (refused) this.#say(refused, true);
     return refused;
-  }
-
-  // ---- the link
-
-  #copy() {
-    const own = ownViews(address.state).length > 0;
-    if (own && this.#gallery.sharing) return this.#offer(true);
-    return this.#copyText(location.href, own ? OWN_LINK : 'Link copied.');
-  }
-
-  /** Ask whether pictures of the visitor may be stored on the server, or ask no longer. */
-  #offer(shown) {
-    show(part(this.#root, 'share'), shown);
-    part(this.#root, 'copy').ariaExpanded = String(shown);
-    if (shown) part(this.#root, 'share-all').focus();
-  }
-
-  #choose(act) {
-    if (act === 'share') this.#share();
-    if (act === 'own') this.#copyText(location.href, OWN_LINK);
-    this.#offer(false);
-    part(this.#root, 'copy').focus();
-  }
-
-  /** Store the visitor's pictures on the server, and copy an address that names them there. */
-  async #share() {
-    const {state} = address;
-    const shared = async view => view.picture ? {shared: await pictures.share(view.picture, this.#api), region: view.region} : view;
-    try {
-      this.#say('Sharing the picture …');
-      const [like, unlike] = await Promise.all([state.like, state.unlike].map(views => Promise.all(views.map(shared))));
-      const link = location.origin + location.pathname + format({...state, like, unlike});
-      await this.#copyText(link, `Link copied. It works for ${plural(this.#gallery.sharing, 'hour')}.`);
-    } catch (error) {
-      this.#say(error.message, true);
-    }
-  }
-
-  async #copyText(link, done) {
-    try {
-      await navigator.clipboard.writeText(link);
-      this.#say(done);
-    } catch {
-      this.#say(`Copy this address: ${link}`);
-    }
   }
 
   // ---- before the first search

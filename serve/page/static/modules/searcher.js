@@ -1,17 +1,16 @@
 // Searches: what is sent for a state, and the newest answer.
-// A picture is sent once; filters and further results are asked for with its vector.
 
-import {asks, viewText} from './address.js';
+import {asks} from './address.js';
+import {decoded} from './link.js';
 import {chosen, OPTIONS} from './options.js';
 import * as pictures from './pictures.js';
+import {embedded, forget} from './vectors.js';
 
 export const FIRST = 48;  // results of a new search
 export const MOST = 1000;  // of the API
-const ELSEWHERE = 'This link needs a picture that is only in the browser it was searched with. Drop the picture here to search with it.';
-const EXPIRED = 'The picture of this link is no longer shared. Ask for a new link, or drop the picture here.';
 
 export class Searcher {
-  #api; #running; #vectors = new Map(); #fingerprint = null;
+  #api; #running; #model = null;
 
   constructor(api) { this.#api = api; }
 
@@ -29,6 +28,7 @@ export class Searcher {
     if (!asks(state)) return null;
     this.#running = new AbortController();
     const {signal} = this.#running;
+    if ([...state.like, ...state.unlike].some(view => view.vector)) this.#model ??= await this.#api.get('/gallery', {signal});
     const views = await Promise.all(['like', 'unlike'].map(
       name => Promise.all(state[name].map(view => this.#view(view, {signal, progress})))));
     const wanted = Math.min(k, MOST);
@@ -37,7 +37,7 @@ export class Searcher {
     for (const name of ['text', 'without']) if (state[name]) body[name] = [state[name]];
     for (const name of chosen(state)) body[name] = state[name];
     if (state.sort) body.order = state.sort;
-    if (this.#fingerprint) body.fingerprint = this.#fingerprint;
+    if (this.#model) body.fingerprint = this.#model.fingerprint;
     try {
       const answer = await this.#api.post('/search', body, {signal});
       const complete = answer.hits.length < wanted || wanted === MOST;
@@ -48,9 +48,9 @@ export class Searcher {
       const [best] = (await this.#api.post('/search', {...open, k: 1}, {signal})).hits;
       return {...answer, complete, best};
     } catch (error) {
-      if (error.code !== 'model-mismatch' || !this.#vectors.size) throw error;
-      this.#vectors.clear();  // the gallery was rebuilt with another model
-      this.#fingerprint = null;
+      if (error.code !== 'model-mismatch' || !this.#model) throw error;
+      forget();  // the gallery was rebuilt with another model
+      this.#model = null;
       return this.run(state, condition, k, progress);
     }
   }
@@ -59,14 +59,11 @@ export class Searcher {
   async #view(view, {signal, progress}) {
     const region = view.region ? {region: view.region} : {};
     if (view.item !== undefined) return {id: view.item, ...region};
-    const name = viewText(view);
-    if (!this.#vectors.has(name)) {
-      const picture = await pictures.ofView(view, this.#api);
-      if (!picture) throw new Error(view.shared ? EXPIRED : ELSEWHERE);
-      const answer = await this.#api.post('/embed', await pictures.shrink(picture, view.region), {signal, progress});
-      this.#vectors.set(name, answer.vectors[0]);
-      this.#fingerprint = answer.fingerprint;
+    if (view.vector && !await pictures.ofView(view, this.#api).catch(() => null)) {
+      return {vector: decoded(view.vector, this.#model)};
     }
-    return {vector: this.#vectors.get(name)};
+    const {vector, fingerprint} = await embedded(view, this.#api, {signal, progress});
+    this.#model = {fingerprint, dim: vector.length};
+    return {vector};
   }
 }

@@ -1,0 +1,27 @@
+// Vectors of pictures from outside the gallery. A picture is sent once: filters and further results need its vector only.
+
+import {viewText} from './address.js';
+import * as pictures from './pictures.js';
+
+const ELSEWHERE = 'This link needs a picture that is only in the browser it was searched with. Drop the picture here to search with it.';
+const EXPIRED = 'The picture of this link is no longer shared. Ask for a new link, or drop the picture here.';
+
+const sent = new Map();  // vectors and their models, by the name of the view
+
+/**
+ * Return the vector of a view of a picture, and the fingerprint of its model; options as of `Api.send`.
+ * @throws {Error} The picture is no longer there, or the server cannot use it.
+ */
+export async function embedded(view, api, options = {}) {
+  const name = viewText(view);
+  if (!sent.has(name)) {
+    const picture = await pictures.ofView(view, api);
+    if (!picture) throw new Error(view.shared ? EXPIRED : ELSEWHERE);
+    const {vectors: [vector], fingerprint} = await api.post('/embed', await pictures.shrink(picture, view.region), options);
+    sent.set(name, {vector, fingerprint});
+  }
+  return sent.get(name);
+}
+
+/** Forget all vectors: the gallery has another model. */
+export const forget = () => sent.clear();
