@@ -72,12 +72,17 @@ def test_another_visitor_sees_the_search_without_the_picture(
         assert found(other)[:5] == shown[:5]
         expect(other.locator("#search .region-help")).to_contain_text("not in this link")
         expect(other.locator("#search .region")).to_be_hidden()
+        sketch = other.get_by_alt_text("The query image, which is not in this link")
+        other.set_viewport_size({"width": 390, "height": 844})
+        expect(sketch).to_be_visible()
+        other.set_viewport_size({"width": 1280, "height": 720})
         assert not any(one.endswith("/embed") or "/v1/pictures" in one for one in sent)
         other.reload(wait_until="domcontentloaded")
         assert found(other) == [hit.id for hit in hits]
         other.get_by_test_id("hit").nth(2).locator("[data-act=open]").click()
         expect(other.get_by_role("dialog")).to_be_visible()
         expect(other.locator("#dialog .query-figure")).to_be_hidden()
+        expect(other.get_by_role("button", name="Where they look alike")).to_be_hidden()
         other.keyboard.press("Escape")
         other.get_by_test_id("hit").nth(1).hover()
         other.get_by_test_id("hit").nth(1).get_by_role("button", name="Less like this").click()

@@ -39,6 +39,7 @@ export class Heatmap {
     const source = await this.#source(view);
     part(this.#box, 'query-image').src = source;
     show(part(this.#box, 'query-figure'), Boolean(source));
+    if (!source) show(part(this.#box, 'compare'), false);
   }
 
   /**

@@ -109,6 +109,7 @@ const cropped = ({vector: _, ...view}, region) => ({...view, region});
 const nameOf = (side, index) => side === 'like' ? `query image ${index + 1}` : `image ${index + 1}, to move away from`;
 const upper = text => text[0].toUpperCase() + text.slice(1);
 
-// A grey picture, in place of one that is no longer there.
+// A sketch of a picture, in place of one that is not there.
 const MISSING = 'data:image/svg+xml,' + encodeURIComponent(
-  '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 4 3"><rect width="4" height="3" fill="#94a3b8"/></svg>');
+  '<svg xmlns="http://www.w3.org/2000/svg" width="160" height="120" viewBox="0 0 16 12"><rect width="16" height="12" fill="#64748b"/>'
+  + '<g fill="none" stroke="#fff" stroke-width=".5" stroke-linejoin="round"><rect x="4" y="3" width="8" height="6" rx=".6"/><circle cx="6.3" cy="5" r=".7"/><path d="M4.5 8.5 7.5 6.5 9 7.5 10.2 6.5 11.8 8"/></g></svg>');
