@@ -68,7 +68,7 @@ const withVector = (view, vector) => view && vector ? {...view, vector} : view;
 export function format(state) {
   const params = new URLSearchParams(), vectors = new URLSearchParams();
   for (const name of ['like', 'unlike']) for (const view of state[name]) params.append(name, viewText(view));
-  for (const [place, {vector}] of [...state.like, ...state.unlike].entries()) if (vector) vectors.set(place, vector);
+  for (const [place, {vector}] of [...state.like, ...state.unlike].entries()) if (vector) vectors.set(String(place), vector);
   for (const name of TEXTS) if (state[name]) params.set(name, state[name]);
   for (const name of NUMBERS) if (state[name] !== null) params.set(name, state[name]);
   for (const one of state.picked) params.append('filter', one);

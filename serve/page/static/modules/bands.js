@@ -26,7 +26,7 @@ export const bandName = probability => bandOf(probability).last ? 'nothing like 
 /**
  * Return cards with the headings of the bands that begin among them. There are none if hits have no probabilities,
  * or are in another order than theirs.
- * @param {object[]} hits All hits.
+ * @param {any[]} hits All hits.
  * @param {Element[]} cards Those of the last hits.
  */
 export function withBands(hits, cards) {

@@ -77,9 +77,10 @@ function bandRows(thresholds) {
   });
 }
 
-function row([name, ...cells]) {
+/** @param {string[]} texts The cells, of which the first is the head. */
+function row(texts) {
   const line = document.createElement('tr');
-  line.append(...[name, ...cells].map((text, at) => {
+  line.append(...texts.map((text, at) => {
     const cell = document.createElement(at ? 'td' : 'th');
     if (!at) cell.scope = 'row';
     cell.textContent = text;

@@ -12,8 +12,9 @@ export class Sharing {
 
   /**
    * @param {Element} root Has the parts `copy`, `share`, `share-all` and `hours`.
-   * @param {Api} api
-   * @param {number} options.sharing Hours for which the server keeps pictures; 0 if it does not.
+   * @param {import('./api.js').Api} api
+   * @param {object} gallery
+   * @param {number} gallery.sharing Hours for which the server keeps pictures; 0 if it does not.
    * @param {(text: string, problem?: boolean) => void} say Shows a sentence.
    */
   constructor(root, api, {sharing}, say) {
