@@ -21,5 +21,6 @@ interface DocumentEventMap {
   'lookalike:search': CustomEvent<{item: number, side?: 'like' | 'unlike', alone?: boolean}>;
   'lookalike:open': CustomEvent<{item: number}>;
   'lookalike:grown': CustomEvent<Gallery>;
+  'lookalike:live': CustomEvent<any>;
   'lookalike:changed': CustomEvent<null>;
 }

@@ -57,8 +57,8 @@ export function choosing(panel, columns) {
   });
   part(panel, 'columns').append(...boxes);
   part(panel, 'columns').addEventListener('change', () =>
-    choice.change({columns: [...panel.querySelectorAll(':checked')].map(box => box.value)}));
-  const draw = () => { for (const box of panel.querySelectorAll('input[type=checkbox]')) box.checked = choice.shown().includes(box.value); };
+    choice.change({columns: [.../** @type {NodeListOf<HTMLInputElement>} */ (panel.querySelectorAll(':checked'))].map(box => box.value)}));
+  const draw = () => { for (const box of /** @type {NodeListOf<HTMLInputElement>} */ (panel.querySelectorAll('input[type=checkbox]'))) box.checked = choice.shown().includes(box.value); };
   choice.addEventListener('change', draw);
   draw();
 }
@@ -67,8 +67,8 @@ const usualSize = element => parseFloat(getComputedStyle(element).getPropertyVal
 
 /**
  * Write below the picture of a card.
- * @param {Element} card Has the parts `label` and `facts`.
- * @param {object} item An item or a hit.
+ * @param {Root} card Has the parts `label` and `facts`.
+ * @param {any} item An item or a hit.
  * @param {string} name What it is called without a label.
  */
 export function caption(card, item, name) {
@@ -102,8 +102,8 @@ export function nameCards(list) {
 
 /**
  * Let arrow keys move among the cards of a list, and letters act on the one with the focus.
- * @param {Element} list
- * @param {(what: string, card: Element) => void} act Receives `alone`, `like`, `unlike` or `select` and the card.
+ * @param {Root} list
+ * @param {(what: string, card: HTMLElement) => void} act Receives `alone`, `like`, `unlike` or `select` and the card.
  */
 export function steer(list, act) {
   list.addEventListener('keydown', event => {

@@ -44,7 +44,7 @@ export const DRAGGED = 'application/x-lookalike-item';
 
 /**
  * Take hits that are dragged to an element.
- * @param {Element} element
+ * @param {HTMLElement} element
  * @param {(item: number) => void} take
  */
 export function takeHits(element, take) {

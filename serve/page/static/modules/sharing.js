@@ -11,7 +11,7 @@ export class Sharing {
   #root; #api; #hours; #say;
 
   /**
-   * @param {Element} root Has the parts `copy`, `share`, `share-all` and `hours`.
+   * @param {Root} root Has the parts `copy`, `share`, `share-all` and `hours`.
    * @param {import('./api.js').Api} api
    * @param {object} gallery
    * @param {number} gallery.sharing Hours for which the server keeps pictures; 0 if it does not.
