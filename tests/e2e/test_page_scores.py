@@ -140,6 +140,7 @@ def test_bands_begin_where_the_probabilities_say(
         page.get_by_test_id("hit").last.locator("[data-act=open]").click()
         expect(page.get_by_role("dialog")).to_contain_text("nothing like it: shows the same")
         page.keyboard.press("Escape")
+        expect(page).to_have_url(f"{allowing.url}/?like=5")  # it has gone back
         search_with(page, allowing, "?like=5&sort=price")
         assert list(in_bands(page)) == [""], "the order is not that of the probabilities"
 
