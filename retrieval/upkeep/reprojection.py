@@ -30,6 +30,7 @@ from retrieval.storage.maintenance import Replacement
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.merging import rewrite
 from retrieval.storage.queries import count_items
+from retrieval.storage.store import Store
 from retrieval.system import fsync_folder
 from retrieval.upkeep.snapshot import copy_gallery
 from retrieval.upkeep.successor import check_successor, exchange, keep_predecessor
@@ -146,6 +147,7 @@ def undo(gallery: FilesView, *, show_progress: bool = False) -> FilesView:
         origin = gallery.manifest.projected_from
         keep_predecessor(draft, old, origin)
         if origin is None:
+            _clear(draft, old)  # of an undoing that was interrupted after the swap
             raise InputError(
                 f"{gallery.folder}: nothing to undo; no layer changed its vectors, or it was undone"
             )
@@ -172,10 +174,20 @@ def undo(gallery: FilesView, *, show_progress: bool = False) -> FilesView:
         model, probes = model_file(old), np.load(probes_file(old), allow_pickle=False)
         change = _Change("undo", {}, manifest, model, probes, convert, calibration=old / CALIBRATION)
         _replace(gallery, change, lambda: None, show_progress)
-        for folder in (draft, old):
-            shutil.rmtree(folder)
+        _clear(draft, old)
         fsync_folder(old.parent)
     return type(gallery)(gallery.folder, root=gallery.root)
+
+
+def _clear(draft: Path, old: Path) -> None:
+    """Delete the gallery that an undoing has swapped into the draft, and with it the one that it came from.
+
+    It may be interrupted at any moment, and called again. Other drafts are deleted alone.
+    """
+    are_there = all((folder / "gallery.db").exists() for folder in (draft, old))
+    if are_there and Store(draft).manifest.projected_from == Store(old).manifest.uuid:
+        old.rename(draft / old.name)
+    shutil.rmtree(draft, ignore_errors=True)
 
 
 def projected(manifest: Manifest, model: Embedder) -> Manifest:
