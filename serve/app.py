@@ -33,6 +33,7 @@ from serve.api import (
     openapi,
     reference,
     routes,
+    saved_views,
 )
 from serve.api import jobs as job_routes
 from serve.api import pictures as picture_routes
@@ -186,6 +187,7 @@ def _create_api(context: Context, *, is_root: bool = False) -> FastAPI:
         changes.router,
         items.router,
         decisions.router,
+        saved_views.router,
         evaluation.router,
         heatmap.router,
         picture_routes.router,

@@ -30,7 +30,7 @@ from retrieval.errors import InputError
 from retrieval.search.options import SearchKeywords, SearchOptions, takes_search_options
 from serve.addresses import API, api_of
 from serve.exchanges import Asynchronous, Blocking, Found, ListingSteps, Request, Steps, exchange, listing
-from serve.wire.decisions import Decision, DecisionsAnswer
+from serve.wire.decisions import Decision, DecisionsAnswer, UndoAnswer
 from serve.wire.evaluation import EvaluationAnswer as Evaluation
 from serve.wire.evaluation import EvaluationMetric as Metric
 from serve.wire.evaluation import EvaluationResult as Result
@@ -42,11 +42,12 @@ from serve.wire.hits import BatchAnswer, BatchResult, Hit, SearchAnswer
 from serve.wire.hits import EmbedAnswer as Vectors
 from serve.wire.images import AddAnswer, AddResult, Image
 from serve.wire.images import AddConflict as Conflict
-from serve.wire.items import ColumnFacet, DateRange, FacetsAnswer, NumberRange
+from serve.wire.items import ColumnFacet, DateRange, FacetsAnswer, LabelAnswer, NumberRange
 from serve.wire.items import ItemsAnswer as ItemPage
 from serve.wire.items import RemoveAnswer as Removal
 from serve.wire.jobs import JobAnswer
 from serve.wire.problems import ProblemDetails
+from serve.wire.saved_views import SavedView, SavedViewsAnswer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -139,6 +140,7 @@ class Facet:
         missing: Images without a value.
         numbers: Lowest and highest number, if there are any.
         dates: First and last date, if all values are dates.
+        histogram: Images in 24 parts of equal width of the range, if there is one.
     """
 
     column: str
@@ -147,6 +149,7 @@ class Facet:
     missing: int
     numbers: tuple[float, float] | None
     dates: tuple[str, str] | None
+    histogram: list[int] | None
 
 
 @dataclass(frozen=True)
@@ -489,6 +492,19 @@ class Requests:
         return (yield from self._ask(read, "PATCH", f"/items/{id}", json=body, headers=headers))
 
     @exchange
+    def relabel(self, labels: Iterable[tuple[Image, str | None]]) -> Steps[LabelAnswer]:
+        """Change the labels of images at once, those that are still what they were when they were read.
+
+        Args:
+            labels: Each image as it was read, also a hit, and its new label; `None` for none. At most 1,000.
+
+        Raises:
+            ApiError: The server refuses the request; no label is changed.
+        """
+        body = {"images": [{"id": one.id, "old": one.label, "label": label} for one, label in labels]}
+        return (yield from self._ask(LabelAnswer.model_validate_json, "POST", "/items:label", json=body))
+
+    @exchange
     def remove_where(self, where: str, expected: int | None = None) -> Steps[Removal]:
         """Remove all images that fulfil a condition; by default a dry run, which counts them only.
 
@@ -526,6 +542,33 @@ class Requests:
     def undo_decision(self, n: int) -> Steps[None]:
         """Withdraw a decision; raise an `ApiError` if there is none or the server refuses."""
         yield from self._no_content("DELETE", f"/decisions/{n}")
+
+    @exchange
+    def undo_decisions(self, numbers: Iterable[int]) -> Steps[UndoAnswer]:
+        """Withdraw up to 1,000 decisions at once; the answer says which labels somebody has changed since."""
+        body = {"decisions": list(numbers)}
+        return (yield from self._ask(UndoAnswer.model_validate_json, "POST", "/decisions:undo", json=body))
+
+    @exchange
+    def views(self) -> Steps[list[SavedView]]:
+        """Return the saved views of the page, by name."""
+        return (yield from self._ask(SavedViewsAnswer.model_validate_json, "GET", "/views")).views
+
+    @exchange
+    def save_view(self, name: str, address: str | None, *, old: str | None = None) -> Steps[list[SavedView]]:
+        """Save a view of the page under a name, if the server allows changes, and return all views.
+
+        Args:
+            name: Its name.
+            address: Query string of the page, with its "?"; `None` deletes the view.
+            old: The address that was read under this name; `None` if there was none.
+
+        Raises:
+            ApiError: The server refuses; "changed" if another address is saved under this name by now.
+        """
+        body = {"name": name, "address": address, "old": old}
+        read = SavedViewsAnswer.model_validate_json
+        return (yield from self._ask(read, "POST", "/views", json=body)).views
 
     @exchange
     def remove(self, id: int, *, expected: Image | None = None) -> Steps[None]:
@@ -788,7 +831,8 @@ def _facets(content: bytes) -> Facets:
 
     def read(one: ColumnFacet) -> Facet:
         values = [(pair.value, pair.count) for pair in one.values]
-        return Facet(one.column, values, one.distinct, one.missing, ends(one.numbers), ends(one.dates))
+        numbers, dates = ends(one.numbers), ends(one.dates)
+        return Facet(one.column, values, one.distinct, one.missing, numbers, dates, one.histogram)
 
     answer = FacetsAnswer.model_validate_json(content)
     return Facets(answer.images, answer.counted, {one.column: read(one) for one in answer.facets})

@@ -34,6 +34,7 @@ NEIGHBOURS = 10
 MAX_NEIGHBOURS = 100
 _TEMPERATURE = 0.07
 LIKELY = 0.5  # expected share of wrong labels among the suspects that are shown by default
+OWN_NEIGHBOURS = 4  # images with the present label, to compare with
 _CHUNK = 1024  # images that are compared at once
 _PLANTED = 10_000  # wrong labels that are tried
 _SHARES = np.arange(0.05, 0.95, 0.05)  # of the planted labels, above thresholds that are tried
@@ -41,7 +42,7 @@ _SHARES = np.arange(0.05, 0.95, 0.05)  # of the planted labels, above thresholds
 
 @dataclass(frozen=True)
 class Disagreement:
-    """A neighbour with the suggested label.
+    """A neighbour with the suggested label, or with the present one.
 
     Attributes:
         item: The neighbour.
@@ -65,6 +66,7 @@ class Suspect:
         own_votes: Share of the votes for its own label.
         precision: Expected share of wrong labels among the suspects up to this one.
         neighbours: Its neighbours with the suggested label, nearest first.
+        own_neighbours: The `OWN_NEIGHBOURS` nearest images with its present label, however far.
     """
 
     item: Item
@@ -74,6 +76,7 @@ class Suspect:
     own_votes: float
     precision: float
     neighbours: tuple[Disagreement, ...]
+    own_neighbours: tuple[Disagreement, ...]
 
 
 @dataclass(frozen=True)
@@ -328,6 +331,27 @@ def _places(ids: np.ndarray, near: np.ndarray) -> np.ndarray:
     return found
 
 
+def _nearest_of_own(
+    stored: StoredEmbeddings, codes: np.ndarray, chosen: _Candidates
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return places and scores of the nearest images with the same label as each suspect.
+
+    Both are [m, `OWN_NEIGHBOURS`], nearest first; -1 and -inf beyond the last one.
+    """
+    shape = (len(chosen.places), OWN_NEIGHBOURS)
+    near, scores = np.full(shape, -1, np.int64), np.full(shape, -np.inf, np.float32)
+    for own in np.unique(chosen.own):
+        members = np.flatnonzero(codes == own)
+        vectors = stored.vectors[members]
+        for row in np.flatnonzero(chosen.own == own):
+            # One by one: the product of two matrices is rounded differently in a longer list.
+            found = vectors @ stored.vectors[chosen.places[row]]
+            found[members == chosen.places[row]] = -np.inf
+            best = np.argsort(-found, kind="stable")[: min(OWN_NEIGHBOURS, len(members) - 1)]
+            near[row, : len(best)], scores[row, : len(best)] = members[best], found[best]
+    return near, scores
+
+
 def _describe(
     gallery: SearchableGallery,
     stored: StoredEmbeddings,
@@ -337,21 +361,26 @@ def _describe(
 ) -> list[Suspect]:
     """Return the suspects with their items; those removed meanwhile are left out."""
     agree = (chosen.near >= 0) & (codes[chosen.near] == chosen.best[:, None])
-    ids = stored.ids[np.concatenate([chosen.places, chosen.near[agree]])]
+    same, same_scores = _nearest_of_own(stored, codes, chosen)
+    ids = stored.ids[np.concatenate([chosen.places, chosen.near[agree], same[same >= 0]])]
     items = gallery.items(np.unique(ids).tolist())
+
+    def described(near: np.ndarray, scores: np.ndarray) -> tuple[Disagreement, ...]:
+        pairs = zip(stored.ids[near].tolist(), scores.tolist(), strict=True)
+        return tuple(
+            Disagreement(items[other], bounded_cosine(score)) for other, score in pairs if other in items
+        )
+
     found = []
     for at, agrees in enumerate(agree):
         number = int(stored.ids[chosen.places[at]])
         if number not in items:
             continue
-        near = stored.ids[chosen.near[at][agrees]].tolist()
-        neighbours = tuple(
-            Disagreement(items[other], bounded_cosine(score))
-            for other, score in zip(near, chosen.scores[at][agrees].tolist(), strict=True)
-            if other in items
-        )
+        neighbours = described(chosen.near[at][agrees], chosen.scores[at][agrees])
+        there = same[at] >= 0
+        own_neighbours = described(same[at][there], same_scores[at][there])
         columns = (chosen.lead, chosen.votes, chosen.own_votes, chosen.precision)
         lead, votes, own, precision = (float(column[at]) for column in columns)
         label = names[chosen.best[at]]
-        found.append(Suspect(items[number], label, lead, votes, own, precision, neighbours))
+        found.append(Suspect(items[number], label, lead, votes, own, precision, neighbours, own_neighbours))
     return found

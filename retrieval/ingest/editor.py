@@ -89,15 +89,16 @@ class Editor:
         with self._log.before([decide("label", item, label)] if label != item.label else []):
             self._amend([item], [label], metadata)
 
-    def relabel(self, items: Sequence[StoredItem], labels: Sequence[str]) -> None:
-        """Change the labels of items at once. The decisions are logged.
+    def relabel(self, items: Sequence[StoredItem], labels: Sequence[str | None]) -> list[int]:
+        """Change the labels of items at once. The decisions are logged; return their numbers.
 
         Args:
             items: The items as they are now.
             labels: Their labels from now on.
         """
-        with self._log.before(decide("label", *one) for one in zip(items, labels, strict=True)):
+        with self._log.before(decide("label", *one) for one in zip(items, labels, strict=True)) as numbers:
             self._amend(items, labels, {})
+        return numbers
 
     def _amend(
         self, items: Sequence[StoredItem], labels: Sequence[str | None], metadata: Mapping[str, Value]
@@ -107,8 +108,8 @@ class Editor:
         self._writer.amend([Change(item.id, item.stamp(label), metadata) for item, label in both])
         self._writer.record_run("update", started, {"described": len(items)})
 
-    def undo(self, numbers: Sequence[int]) -> int:
-        """Withdraw decisions, the newest first, and return the number of labels that changed back.
+    def undo(self, numbers: Sequence[int]) -> list[int]:
+        """Withdraw decisions, the newest first, and return the numbers of those whose label changed back.
 
         A label changes back if it is still the one decided on. An image that was removed comes back when its
         folder is indexed again.
@@ -118,12 +119,17 @@ class Editor:
         """
         known = {one.n: one for one in self._log.read()}
         chosen = [known[n] for n in sorted(numbers, reverse=True) if n in known and not known[n].undone]
-        changed = 0
-        for one in chosen:
-            items = self.stored_items([*self._writer.ids_by_key([one.key]).values()])
-            if one.action == "label" and items and items[0].label == one.new:
-                self._amend(items[:1], [one.old], {})
-                changed += 1
+        relabelled = [one for one in chosen if one.action == "label"]
+        ids = self._writer.ids_by_key([one.key for one in relabelled])
+        items = self.stored_items([*ids.values()])
+        labels = {item.key: item.label for item in items}
+        changed = []
+        for one in relabelled:
+            if one.key in labels and labels[one.key] == one.new:
+                labels[one.key] = one.old
+                changed.append(one.n)
+        if others := [item for item in items if labels[item.key] != item.label]:
+            self._amend(others, [labels[item.key] for item in others], {})
         self._log.undo(numbers)
         return changed
 

@@ -1,4 +1,4 @@
-"""Log of the decisions about the images of a gallery that people made by hand.
+"""Log of the decisions about the images of a gallery that people made by hand, and of the views they saved.
 
     decisions.jsonl   one JSON object a line, only ever appended to
 
@@ -67,6 +67,21 @@ def decide(action: Action, item: StoredItem, label: str | None = None) -> Decisi
     return Decision(0, "", action, item.key, item.content_sha256, *file, item.label, new)
 
 
+@dataclass(frozen=True)
+class SavedView:
+    """A view of the gallery's page that somebody has saved.
+
+    Attributes:
+        name: Its name, which no other one has.
+        address: Query string of the page, with its "?".
+        time: When it was saved, ISO 8601 in UTC.
+    """
+
+    name: str
+    address: str
+    time: str
+
+
 class DecisionLog:
     """The decisions about the images of one gallery. Several processes may append.
 
@@ -84,21 +99,36 @@ class DecisionLog:
         Raises:
             LookalikeError: A line is damaged.
         """
-        if not self._file.exists():
-            return []
         found: dict[int, dict[str, Any]] = {}
-        *lines, _incomplete = self._file.read_bytes().split(b"\n")
-        for number, line in enumerate(lines, 1):
-            try:
-                entry = json.loads(line)
-                if "undo" in entry:
+        for number, entry in self._entries():
+            if "undo" in entry:
+                with self._at(number):
                     found[entry["undo"]]["undone"] = True
-                else:
-                    found[entry["n"]] = entry
-            except (ValueError, KeyError, TypeError) as error:
-                what = f"{self._file}: line {number} is damaged"
-                raise LookalikeError(f"{what}; put the file back from a copy, or delete the line") from error
+            elif "view" not in entry:
+                found[entry["n"]] = entry
         return [Decision(**entry) for entry in found.values()]
+
+    def views(self) -> list[SavedView]:
+        """Return the saved views, by name.
+
+        Raises:
+            LookalikeError: A line is damaged.
+        """
+        entries = [entry for _, entry in self._entries() if "view" in entry]
+        newest = {entry["view"]: entry for entry in entries}
+        return [
+            SavedView(name, entry["address"], entry["time"])
+            for name, entry in sorted(newest.items())
+            if entry["address"] is not None
+        ]
+
+    def save_view(self, name: str, address: str | None) -> None:
+        """Append that a view is saved under a name, in place of another one; no address deletes it.
+
+        Raises:
+            LookalikeError: The file cannot be written; nothing is appended.
+        """
+        self._append([{"view": name, "address": address}])
 
     def in_effect(self) -> list[Decision]:
         """Return the decisions that were not undone, oldest first."""
@@ -130,18 +160,39 @@ class DecisionLog:
         self._append([{"undo": number} for number in numbers])
 
     @contextmanager
-    def before(self, decisions: Iterable[Decision]) -> Iterator[None]:
+    def before(self, decisions: Iterable[Decision]) -> Iterator[list[int]]:
         """Append decisions before the block that carries them out; withdraw them if it refuses.
+
+        Yields their numbers.
 
         Raises:
             LookalikeError: The file cannot be written; the block is not run.
         """
         numbers = self.append(decisions)
         try:
-            yield
+            yield numbers
         except LookalikeError:  # nothing was changed
             self.undo(numbers)
             raise
+
+    def _entries(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the entries with the numbers of their lines."""
+        if not self._file.exists():
+            return
+        *lines, _incomplete = self._file.read_bytes().split(b"\n")
+        for number, line in enumerate(lines, 1):
+            with self._at(number):
+                entry = json.loads(line)
+                entry["n"]
+            yield number, entry
+
+    @contextmanager
+    def _at(self, line: int) -> Iterator[None]:
+        try:
+            yield
+        except (ValueError, KeyError, TypeError) as error:
+            what = f"{self._file}: line {line} is damaged"
+            raise LookalikeError(f"{what}; put the file back from a copy, or delete the line") from error
 
     def _append(self, entries: Sequence[dict[str, Any]]) -> list[int]:
         """Append entries, and return their numbers."""

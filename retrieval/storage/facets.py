@@ -15,6 +15,7 @@ from retrieval.storage.store import Store
 _OWN = ("id", "key", "path")  # columns of which every item has its own value
 _EMPTY = {"label": "''", "width": "0", "height": "0"}  # what stands for a missing value, in SQL
 _MAYBE_DATE = "[0-9][0-9][0-9][0-9]-*"
+BINS = 24  # of a histogram
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Facet:
         missing: Items without a value; an empty label and a size of 0 are none.
         numbers: Lowest and highest number; `None` without numbers.
         dates: First and last instant, ISO 8601 in UTC; `None` unless every value is a date.
+        histogram: Items in `BINS` parts of equal width of the range of numbers or dates; `None` without a
+            range.
     """
 
     column: str
@@ -36,6 +39,7 @@ class Facet:
     missing: int
     numbers: tuple[float, float] | None = None
     dates: tuple[str, str] | None = None
+    histogram: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -86,21 +90,31 @@ def count_facets(store: Store, names: Sequence[str], condition: Condition | None
         empty = _EMPTY.get(column.name)
         value = column.sql if empty is None else f"nullif({column.sql}, {empty})"
         day = f"CASE WHEN v GLOB '{_MAYBE_DATE}' THEN {comparable('v', 'date')} END"
-        facts, *values = store.select(
+        facts, *others = store.select(
             f"WITH counted AS MATERIALIZED "
-            f"(SELECT {value} AS v, count(*) AS n {BOTH} AND ({test}) GROUP BY 1) "
-            "SELECT count(v), coalesce(sum(n) FILTER (WHERE v IS NULL), 0), "
-            "min(v) FILTER (WHERE typeof(v) <> 'text'), max(v) FILTER (WHERE typeof(v) <> 'text'), "
-            f"count({day}), min({day}), max({day}) FROM counted UNION ALL "
-            "SELECT v, n, 0, 0, 0, 0, 0 FROM "
-            "(SELECT v, n FROM counted WHERE v IS NOT NULL ORDER BY n DESC, v LIMIT ?)",
+            f"(SELECT {value} AS v, count(*) AS n {BOTH} AND ({test}) GROUP BY 1), "
+            f"placed AS MATERIALIZED (SELECT v, n, CASE WHEN typeof(v) <> 'text' THEN v END AS number, "
+            f"{day} AS day FROM counted), "
+            "facts AS MATERIALIZED (SELECT count(v) AS distinct_, "
+            "coalesce(sum(n) FILTER (WHERE v IS NULL), 0), min(number) AS low, max(number) AS high, "
+            "count(day) AS days, min(day) AS first, max(day) AS last FROM placed) "
+            "SELECT 'facts', * FROM facts UNION ALL "
+            "SELECT 'value', v, n, 0, 0, 0, 0, 0 FROM "
+            "(SELECT v, n FROM counted WHERE v IS NOT NULL ORDER BY n DESC, v LIMIT ?) UNION ALL "
+            f"SELECT 'bin', min(CAST({BINS} * share AS INTEGER), {BINS - 1}), sum(n), 0, 0, 0, 0, 0 FROM "
+            "(SELECT n, CASE WHEN low IS NOT NULL THEN (number - low) * 1.0 / (high - low) "
+            "WHEN days = distinct_ THEN (julianday(day) - julianday(first)) "
+            "/ (julianday(last) - julianday(first)) END AS share FROM placed, facts) "
+            "WHERE share IS NOT NULL GROUP BY 2",
             (*bound, limit),
         )
-        distinct, missing, low, high, days, first, last = facts
+        _, distinct, missing, low, high, days, first, last = facts
         dates = (iso(first), iso(last)) if distinct and days == distinct else None
         numbers = None if low is None else (low, high)
-        counts = [(v, n) for v, n, *_ in values]
-        facets.append(Facet(column.name, counts, distinct, missing, numbers, dates))
+        counts = [(v, n) for kind, v, n, *_ in others if kind == "value"]
+        bins = {place: n for kind, place, n, *_ in others if kind == "bin"}
+        histogram = [bins.get(place, 0) for place in range(BINS)] if bins else None
+        facets.append(Facet(column.name, counts, distinct, missing, numbers, dates, histogram))
     return Facets(total, total, facets)
 
 

@@ -7,10 +7,13 @@ items by id are a random sample.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+import numpy as np
 
 from retrieval.storage.conditions import Filter
-from retrieval.storage.facets import Facet, Facets, iso
+from retrieval.storage.facets import BINS, Facet, Facets, iso
 from retrieval.storage.functions import instant
 from retrieval.storage.records import StoredItem, Value
 from retrieval.stores.engine import Engine
@@ -53,11 +56,28 @@ def _facet(column: str, counts: Counter[Value], limit: int) -> Facet:
     numbers = [value for value in counts if isinstance(value, int | float)]
     days = [instant(value) for value in counts]
     known = [day for day in days if day is not None]
+    are_dates = bool(known) and len(known) == len(days)
+    places: dict[Value, float] = {value: value for value in numbers}
+    if are_dates:
+        places |= zip(counts, map(_seconds, known), strict=True)
     return Facet(
         column,
         ordered[:limit],
         len(counts),
         missing,
         (min(numbers), max(numbers)) if numbers else None,
-        (iso(min(known)), iso(max(known))) if known and len(known) == len(days) else None,
+        (iso(min(known)), iso(max(known))) if are_dates else None,
+        _histogram(places, counts),
     )
+
+
+def _seconds(day: str) -> float:
+    return datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp()
+
+
+def _histogram(places: Mapping[Value, float], counts: Mapping[Value, int]) -> list[int] | None:
+    if len(set(places.values())) < 2:
+        return None
+    weights = [counts[value] for value in places]
+    found, _ = np.histogram(list(places.values()), BINS, weights=weights)
+    return [int(count) for count in found]

@@ -26,7 +26,15 @@ from serve.core.errors import (
     UnwritableError,
 )
 from serve.http.representations import etag_of, matches
-from serve.wire.decisions import Decision, DecisionParameters, DecisionsAnswer, KeepRequest
+from serve.wire.decisions import (
+    Decision,
+    DecisionParameters,
+    DecisionsAnswer,
+    KeepRequest,
+    LeftLabel,
+    UndoAnswer,
+    UndoRequest,
+)
 
 _ERRORS = (ForbiddenError, ChangesNotAllowedError, UnwritableError, *LOAD)
 DecisionNumber = Annotated[int, Path(description="The number of a decision.", ge=1)]
@@ -85,6 +93,29 @@ async def keep_image(request: Request, service: Service, workers: RequestWorkers
         with pointing("#/etag"):
             decisions.keep(service, query.id, unchanged(service, tags))
         return Response(status_code=204)
+
+    return await workers.run(work)
+
+
+@router.post(
+    "/decisions:undo",
+    summary="Undo several decisions.",
+    response_model=UndoAnswer,
+    responses=documented(*BODY, UnknownDecisionError, *_ERRORS),
+    openapi_extra=accepts(UndoRequest),
+)
+async def undo_decisions(request: Request, service: Service, workers: RequestWorkers) -> UndoAnswer:
+    """At most 1,000, in one transaction. The answer says which of them were undone before, and which labels
+    stay since somebody has changed them."""
+    changes.check_allowed(service)
+    body = await read_body(request, JSON)
+
+    def work() -> UndoAnswer:
+        query = validate(UndoRequest, body.values())
+        with pointing("#/decisions"):
+            found = decisions.undo_many(service, query.decisions)
+        left = [LeftLabel(decision=number, label=label) for number, label in found.left.items()]
+        return UndoAnswer(undone=found.undone, already=found.already, left=left)
 
     return await workers.run(work)
 

@@ -50,6 +50,9 @@ from serve.wire.items import (
     FacetParameters,
     FacetsAnswer,
     ItemsAnswer,
+    LabelAnswer,
+    LabelDecision,
+    LabelRequest,
     ListParameters,
     NumberRange,
     RemoveAnswer,
@@ -280,6 +283,32 @@ async def update_item(
 
 
 @router.post(
+    "/items:label",
+    summary="Change the labels of several images.",
+    response_model=LabelAnswer,
+    responses=documented(*BODY, *_CHANGE_ERRORS),
+    openapi_extra=accepts(LabelRequest),
+)
+async def label_items(request: Request, service: Service, workers: RequestWorkers) -> LabelAnswer:
+    """At most 1,000, in one transaction. An image that has another label than was read keeps it, and is in
+    `changed`. Each new label is a decision of its own."""
+    changes.check_allowed(service)
+    body = await read_body(request, JSON)
+
+    def work() -> LabelAnswer:
+        query = validate(LabelRequest, body.values())
+        wanted = [changes.NewLabel(one.id, one.old or None, one.label or None) for one in query.images]
+        found, summary = changes.relabel(service, wanted), service.summary()
+        return LabelAnswer(
+            labelled=[LabelDecision(id=id, decision=number) for id, number in found.decisions.items()],
+            changed=[Image(**image_fields(item, summary)) for item in found.changed],
+            missing=found.missing,
+        )
+
+    return await workers.run(work)
+
+
+@router.post(
     "/items:remove",
     summary="Remove all images that fulfil a condition.",
     response_model=RemoveAnswer,
@@ -362,4 +391,5 @@ def _facet(facet: Facet) -> ColumnFacet:
         missing=facet.missing,
         numbers=None if facet.numbers is None else NumberRange(min=facet.numbers[0], max=facet.numbers[1]),
         dates=None if facet.dates is None else DateRange(min=facet.dates[0], max=facet.dates[1]),
+        histogram=facet.histogram,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, NamedTuple
@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from retrieval.curation.duplicate_groups import Group
+from retrieval.curation.suspects import Disagreement
 from retrieval.errors import InputError, did_you_mean
 from retrieval.search.calibration import HIGH_ERROR
 from serve.api.bodies import JSON, read_body
@@ -102,6 +103,13 @@ def _find_duplicates(service: SearchService, query: DuplicatesRequest) -> Duplic
 
 def _suspect(service: SearchService, query: SuspectsRequest) -> SuspectsAnswer:
     found, summary = analyses.suspected_labels(service, query.k, query.limit), service.summary()
+
+    def described(neighbours: Sequence[Disagreement]) -> list[Neighbour]:
+        return [
+            Neighbour(image=Image(**image_fields(near.item, summary)), score=near.score)
+            for near in neighbours
+        ]
+
     suspects = [
         SuspectedLabel(
             image=Image(**image_fields(one.item, summary)),
@@ -110,10 +118,8 @@ def _suspect(service: SearchService, query: SuspectsRequest) -> SuspectsAnswer:
             votes=one.votes,
             own_votes=one.own_votes,
             precision=one.precision,
-            neighbours=[
-                Neighbour(image=Image(**image_fields(near.item, summary)), score=near.score)
-                for near in one.neighbours
-            ],
+            neighbours=described(one.neighbours),
+            own_neighbours=described(one.own_neighbours),
         )
         for one in found.suspects
     ]

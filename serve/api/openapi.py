@@ -11,7 +11,17 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from serve.http.old_paths import old_path
-from serve.wire import decisions, embeddings, galleries, images, items, job_requests, jobs, queries
+from serve.wire import (
+    decisions,
+    embeddings,
+    galleries,
+    images,
+    items,
+    job_requests,
+    jobs,
+    queries,
+    saved_views,
+)
 from serve.wire.problems import ProblemDetails
 
 _REF = "#/components/schemas/{model}"
@@ -36,8 +46,11 @@ _REQUESTS = (
     queries.ShareRequest,
     images.AddRequest,
     items.UpdateRequest,
+    items.LabelRequest,
     items.RemoveRequest,
     decisions.KeepRequest,
+    decisions.UndoRequest,
+    saved_views.SaveViewRequest,
     job_requests.JobRequest,
     job_requests.DuplicatesRequest,
     job_requests.SuspectsRequest,

@@ -81,6 +81,36 @@ class Selection:
     removed: bool
 
 
+@dataclass(frozen=True)
+class NewLabel:
+    """A label that an image is to have.
+
+    Attributes:
+        id: Id of the item.
+        old: Its label as it was read; None for none.
+        label: Its label from now on; None for none.
+    """
+
+    id: int
+    old: str | None
+    label: str | None
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """What became of new labels.
+
+    Attributes:
+        decisions: Ids of the items whose label was changed, each with the number of the decision.
+        changed: Items that had another label than was read, as they are; nothing was changed about them.
+        missing: Ids of those that are no longer in the gallery.
+    """
+
+    decisions: dict[int, int]
+    changed: list[Item]
+    missing: list[int]
+
+
 def check_allowed(service: SearchService) -> None:
     """Raise a `ChangesNotAllowedError` unless visitors may change the gallery."""
     if not service.permissions.changes:
@@ -243,6 +273,39 @@ def update(
                 editor.amend(before, after, metadata or {})
         (changed,) = editor.stored_items([item])
     return _item(service, changed)
+
+
+def relabel(service: SearchService, wanted: Sequence[NewLabel]) -> Labelled:
+    """Change the labels of those images that still have the label that was read, in one transaction.
+
+    Args:
+        service: The gallery.
+        wanted: The labels, at most one for each image.
+
+    Raises:
+        InputError: An invalid label.
+        ChangesNotAllowedError, BusyError, UnavailableError, UnwritableError: As for `add`. Nothing is
+            changed, as with all of these.
+    """
+    check_allowed(service)
+    for one in wanted:
+        _check_label(one.label)
+    with writing(service) as editor:
+        service.refresh()  # another process may have removed or changed them
+        present = service.gallery.items([one.id for one in wanted])
+        there = [one for one in wanted if one.id in present]
+        same = [one for one in there if (present[one.id].label or None) == one.old]
+        chosen = [one for one in same if one.label != one.old]
+        numbers: list[int] = []
+        if chosen:
+            stored = {item.id: item for item in editor.stored_items([one.id for one in chosen])}
+            numbers = editor.relabel([stored[one.id] for one in chosen], [one.label for one in chosen])
+        others = {one.id for one in there} - {one.id for one in same}
+    return Labelled(
+        {one.id: number for one, number in zip(chosen, numbers, strict=True)},
+        [present[one.id] for one in there if one.id in others],
+        [one.id for one in wanted if one.id not in present],
+    )
 
 
 @contextmanager

@@ -1,15 +1,19 @@
-"""Decisions about images on a served gallery: the log, that an image is right as it is, and undo."""
+"""Decisions about images of a served gallery: the log, that an image is right, undo, and saved views."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
-from retrieval.errors import pointing
-from retrieval.storage.decisions import Decision, DecisionLog
+from retrieval.errors import InputError, pointing
+from retrieval.storage.decisions import Decision, DecisionLog, SavedView
 from serve.core.changes import Check, check_allowed, writing
-from serve.core.errors import UnknownDecisionError
+from serve.core.errors import ChangedError, UnknownDecisionError, UnknownItemError
 from serve.core.queries import find_item
 from serve.core.service import SearchService
+
+MAX_VIEWS = 200  # of a gallery
 
 
 def list_decisions(service: SearchService, limit: int, before: int | None = None) -> list[Decision]:
@@ -85,3 +89,79 @@ def undo(service: SearchService, number: int, check: Callable[[Decision], None] 
         if check is not None:
             check(found)
         editor.undo([number])
+
+
+@dataclass(frozen=True)
+class Undone:
+    """What became of decisions that were to be undone.
+
+    Attributes:
+        undone: Numbers of those that are withdrawn now.
+        already: Numbers of those that were withdrawn before.
+        left: Label that the image keeps, which is not the one decided on any more, by number of the decision.
+    """
+
+    undone: list[int]
+    already: list[int]
+    left: dict[int, str | None]
+
+
+def undo_many(service: SearchService, numbers: Sequence[int]) -> Undone:
+    """Withdraw decisions, the newest first, as `undo` does for one.
+
+    Raises:
+        UnknownDecisionError: One of them does not exist; none is undone.
+        ChangesNotAllowedError, BusyError, UnavailableError, UnwritableError: As for `serve.core.changes.add`.
+    """
+    check_allowed(service)
+    with writing(service) as editor:
+        known = {one.n: one for one in DecisionLog(service.folder).read()}
+        if unknown := next((number for number in numbers if number not in known), None):
+            raise UnknownDecisionError(f"there is no decision {unknown}: the list of decisions has all")
+        chosen = [known[number] for number in numbers if not known[number].undone]
+        changed = editor.undo([one.n for one in chosen])
+    left: dict[int, str | None] = {}
+    for one in chosen:
+        if one.action == "label" and one.n not in changed:
+            with suppress(UnknownItemError):  # it was removed
+                left[one.n] = service.item(one.key).label or None
+    undone = [one.n for one in chosen]
+    return Undone(undone, [number for number in numbers if number not in undone], left)
+
+
+def list_views(service: SearchService) -> list[SavedView]:
+    """Return the saved views, by name.
+
+    Raises:
+        LookalikeError: The log is damaged.
+    """
+    return DecisionLog(service.folder).views()
+
+
+def save_view(service: SearchService, name: str, address: str | None, old: str | None) -> list[SavedView]:
+    """Save a view, and return all views.
+
+    Args:
+        service: The gallery.
+        name: Name of the view.
+        address: Query string of the page; None deletes the view.
+        old: The address that the client has read under this name; None if there was none.
+
+    Raises:
+        ChangedError: Another address is saved under this name, or none any more.
+        InputError: There are too many views.
+        ChangesNotAllowedError, BusyError, UnavailableError, UnwritableError: As for `serve.core.changes.add`.
+    """
+    check_allowed(service)
+    log = DecisionLog(service.folder)
+    with writing(service):  # nobody else saves one between the check and the change
+        present = {view.name: view.address for view in log.views()}
+        if present.get(name) != old:
+            what = "is another one now" if name in present else "was deleted"
+            with pointing("#/old"):
+                raise ChangedError(f"the view {name!r} {what}: look at it again")
+        if address is not None and name not in present and len(present) >= MAX_VIEWS:
+            raise InputError(f"there are {len(present)} views already: delete one first")
+        if address != old:
+            log.save_view(name, address)
+    return log.views()

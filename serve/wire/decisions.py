@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -21,6 +21,31 @@ class Decision(BaseModel):
     old: str | None = Field(description="Label before.")
     new: str | None = Field(description="Label after.")
     undone: bool
+
+
+class UndoRequest(BaseModel):
+    """Decisions to undo."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"decisions": [17, 18]}]})
+
+    decisions: list[Annotated[int, Field(ge=1, lt=2**63)]] = Field(
+        min_length=1, max_length=_MAX_LISTED, description="Numbers of the decisions."
+    )
+
+
+class LeftLabel(BaseModel):
+    """A label that stays, since it is not the one decided on any more."""
+
+    decision: int
+    label: str | None = Field(description="The label as it is now.")
+
+
+class UndoAnswer(BaseModel):
+    """What became of decisions that were to be undone."""
+
+    undone: list[int] = Field(description="Numbers of those that are withdrawn now.")
+    already: list[int] = Field(description="Numbers of those that were withdrawn before.")
+    left: list[LeftLabel] = Field(description="Those of `undone` whose label somebody has changed since.")
 
 
 class DecisionsAnswer(BaseModel):

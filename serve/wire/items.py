@@ -111,6 +111,9 @@ class ColumnFacet(BaseModel):
     missing: int = Field(description="Images without a value; an empty label is none.")
     numbers: NumberRange | None = Field(description="Null if the column has no numbers.")
     dates: DateRange | None = Field(description="Null unless every value is a date.")
+    histogram: list[int] | None = Field(
+        description="Images in 24 equal parts of the range of numbers or dates; null without a range."
+    )
 
 
 class FacetsAnswer(BaseModel):
@@ -141,6 +144,53 @@ class UpdateRequest(BaseModel):
         if "label" not in self.model_fields_set and not self.metadata:
             raise ValueError("give a label, or metadata with at least one column")
         return self
+
+
+class LabelChange(BaseModel):
+    """A label that an image is to have."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: int = Field(ge=0, lt=2**63, description="The id of the image.", examples=[17])
+    old: Label | None = Field(
+        description="Its label as it was read; null for none. If it has another one now, it keeps that.",
+        examples=["red"],
+    )
+    label: Label | None = Field(description="The new label; null or empty text for none.", examples=["blue"])
+
+
+class LabelRequest(BaseModel):
+    """New labels of several images."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"images": [{"id": 17, "old": "red", "label": "blue"}]}]},
+    )
+
+    images: list[LabelChange] = Field(min_length=1, max_length=MAX_LISTED)
+
+    @validator(mode="after")
+    def _check_distinct(self) -> LabelRequest:
+        if len({one.id for one in self.images}) < len(self.images):
+            raise ValueError("images: an id is given twice")
+        return self
+
+
+class LabelDecision(BaseModel):
+    """An image whose label was changed."""
+
+    id: int
+    decision: int = Field(description="Number of the decision, which can be undone.")
+
+
+class LabelAnswer(BaseModel):
+    """What became of new labels."""
+
+    labelled: list[LabelDecision] = Field(description="The images whose label was changed.")
+    changed: list[Image] = Field(
+        description="Images that have another label than was read, as they are now; they were left alone."
+    )
+    missing: list[int] = Field(description="Ids of images that are no longer in the gallery.")
 
 
 class RemoveRequest(BaseModel):

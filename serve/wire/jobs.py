@@ -53,6 +53,9 @@ class SuspectedLabel(BaseModel):
         description="Expected share of wrong labels among the suspects up to this one, 0 to 1."
     )
     neighbours: list[Neighbour] = Field(description="Those with the suggested label, nearest first.")
+    own_neighbours: list[Neighbour] = Field(
+        description="The nearest images with its own label, at most four, however far."
+    )
 
 
 class SuspectsAnswer(BaseModel):

@@ -61,7 +61,7 @@ def undo(gallery: Path, numbers: tuple[int, ...], as_json: bool) -> None:
     _check_gallery(gallery)
     editor = Gallery.open(gallery).editor()
     with editor.writing():
-        changed = editor.undo(numbers)
+        changed = len(editor.undo(numbers))
     facts = {"gallery": str(gallery), "undone": list(numbers), "relabelled": changed}
     undone = pluralize(len(set(numbers)), "decision")
     print_result(facts, as_json, f"{gallery}: {undone} undone; {pluralize(changed, 'label')} changed back")

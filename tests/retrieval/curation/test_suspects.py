@@ -23,8 +23,8 @@ from tests.retrieval.curation.test_duplicates import crowd, make, unit
 
 def one_by_one(
     vectors: np.ndarray, labels: Sequence[str | None], k: int
-) -> dict[int, tuple[str, float, float, float, list[int]]]:
-    """Return label, lead, votes, own votes and agreeing neighbours of each suspect."""
+) -> dict[int, tuple[str, float, float, float, list[int], list[float]]]:
+    """Return label, lead, votes, own votes, agreeing neighbours and similarities to its own label."""
     wide, found = vectors.astype(float), {}
     known = [i for i, label in enumerate(labels) if label]
     for i in known:
@@ -44,7 +44,8 @@ def one_by_one(
         means = [wide[[j for j in others if labels[j] == label]].mean(0) for label in (best, labels[i])]
         lead = float(np.subtract(*(wide[i] @ mean / np.linalg.norm(mean) for mean in means)))
         agree = [j for j in near if labels[j] == best]
-        found[i] = best, lead, votes[best] / total, own / total, agree
+        alike = sorted((wide[i] @ wide[j] for j in same), reverse=True)[:4]
+        found[i] = best, lead, votes[best] / total, own / total, agree, alike
     return found
 
 
@@ -72,9 +73,12 @@ def test_equals_votes_counted_one_by_one(
         i: label for i, (label, *_) in expected.items()
     }
     for one in found.suspects:
-        _, lead, votes, own, near = expected[int(one.item.key)]
+        _, lead, votes, own, near, alike = expected[int(one.item.key)]
         assert (one.lead, one.votes, one.own_votes) == pytest.approx((lead, votes, own), abs=1e-4)
         assert [int(neighbour.item.key) for neighbour in one.neighbours] == near
+        assert {neighbour.item.label for neighbour in one.own_neighbours} == {one.item.label}
+        assert one.item not in [neighbour.item for neighbour in one.own_neighbours]
+        assert [neighbour.score for neighbour in one.own_neighbours] == pytest.approx(alike, abs=1e-4)
     leads = [one.lead for one in found.suspects]
     assert leads == sorted(leads, reverse=True)
     assert found.total == len(leads)

@@ -435,6 +435,11 @@ def test_counts(filled: Filled) -> None:
     assert sizes == sorted((row.values["width"], row.values["height"]) for row in catalogue.rows)
 
 
+def histogram(values: list[float]) -> list[int] | None:
+    """The values in 24 equal parts of their range, by NumPy."""
+    return [*np.histogram(values, 24)[0].tolist()] if len(set(values)) > 1 else None
+
+
 @pytest.mark.parametrize("where", [None, "price > 0"])
 def test_facets(filled: Filled, where: str | None) -> None:
     gallery, catalogue = filled
@@ -455,6 +460,7 @@ def test_facets(filled: Filled, where: str | None) -> None:
                 len(rows) - len(values),
                 (min(values), max(values)) if number else None,
                 shown,  # type: ignore[arg-type]
+                histogram(values if number else [day.timestamp() for day in days if day]),  # type: ignore[arg-type]
             )
         )
     found = gallery.contents.facets([facet.column for facet in expected], where, 3)

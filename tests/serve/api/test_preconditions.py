@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +11,7 @@ import httpx
 import pytest
 
 from retrieval import Gallery
+from serve.client import ApiError, Client
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +40,56 @@ def test_change_of_what_somebody_else_changed_is_refused(http: httpx.Client) -> 
     assert first.headers["etag"] == _tag(http, "/v1/items/1")  # good for the next change
     again = http.patch("/v1/items/1", json={"label": None}, headers={"If-Match": first.headers["etag"]})
     assert again.status_code == 200
+
+
+def test_labels_of_several_change_only_where_nobody_else_changed_them(
+    http: httpx.Client, client: Client, folder: Path
+) -> None:
+    read = [client.image(number) for number in (10, 11, 12, 13)]
+    client.update(11, label="theirs")
+    client.remove(12)
+    answer = client.relabel([(one, "mine") for one in read[:3]] + [(read[3], read[3].label)])
+    (labelled,) = answer.labelled
+    assert labelled.id == 10
+    assert [(one.id, one.label) for one in answer.changed] == [(11, "theirs")]
+    assert answer.missing == [12]
+    stored = Gallery(folder).items([10, 11, 12, 13])
+    assert {number: item.label for number, item in stored.items()} == {
+        10: "mine",
+        11: "theirs",
+        13: read[3].label,
+    }
+    assert client.decisions(limit=1)[0].n == labelled.decision  # none for a label that stays
+    client.undo_decision(labelled.decision)
+    assert client.image(10).label == read[0].label
+    client.relabel([(client.image(10), None)])
+    assert client.image(10).label is None
+    for body in (
+        {"images": []},
+        {"images": [{"id": 10, "label": "x"}]},  # without the label that was read
+        {"images": [{"id": 10, "old": None, "label": "x"}] * 2},
+        {"images": [{"id": 10, "old": None, "label": "x" * 1001}]},
+    ):
+        assert http.post("/v1/items:label", content=json.dumps(body)).status_code == 422
+    assert client.image(10).label is None
+
+
+def test_several_decisions_are_undone_where_nobody_else_was_first(client: Client, folder: Path) -> None:
+    read = [client.image(number) for number in (14, 15, 16, 17)]
+    made = [one.decision for one in client.relabel([(one, "mine") for one in read]).labelled]
+    (twice,) = client.relabel([(client.image(14), "mine again")]).labelled
+    client.update(15, label="theirs")
+    client.undo_decision(made[2])
+    client.remove(17)
+    answer = client.undo_decisions([*made, twice.decision])
+    assert sorted(answer.undone) == sorted([made[0], made[1], made[3], twice.decision])
+    assert answer.already == [made[2]]
+    assert [(one.decision, one.label) for one in answer.left] == [(made[1], "theirs")]
+    labels = [item.label for item in Gallery(folder).items([14, 15, 16]).values()]
+    assert labels == [read[0].label, "theirs", read[2].label]
+    with pytest.raises(ApiError) as error:
+        client.undo_decisions([made[1], 10**6])
+    assert error.value.code == "no-such-decision"
 
 
 @pytest.mark.parametrize(
