@@ -20,7 +20,6 @@ interface Gallery {
 interface DocumentEventMap {
   'lookalike:search': CustomEvent<{item: number, side?: 'like' | 'unlike', alone?: boolean}>;
   'lookalike:open': CustomEvent<{item: number}>;
-  'lookalike:grown': CustomEvent<Gallery>;
-  'lookalike:live': CustomEvent<any>;
+  'lookalike:live': CustomEvent<{generation: string, images: number, indexing: Gallery['indexing'], changed: boolean}>;
   'lookalike:changed': CustomEvent<null>;
 }

@@ -129,6 +129,16 @@ def filter_pictures(page: Page, condition: str) -> None:
     field.press("Enter")
 
 
+def list_suspects(page: Page) -> None:
+    """List the suspected labels: the likely ones, then all."""
+    page.get_by_role("button", name="Find suspected labels").click()
+    status, more = page.get_by_test_id("suspects-status"), page.get_by_role("button", name="Look at more")
+    expect(status).to_contain_text(re.compile("suspected|likely wrong"))
+    if more.is_visible():
+        more.click()
+        expect(status).to_contain_text(re.compile("suspected|likely wrong"))
+
+
 def enclose(page: Page) -> None:
     """Draw a lasso around all points of the map."""
     stage = page.get_by_role("application")

@@ -93,6 +93,51 @@ def test_panels_of_filters_are_inside_the_window(page: Page, server: Server) -> 
         expect(panel).to_be_hidden()
 
 
+def facet_of(page: Page, name: str) -> Locator:
+    facet = page.locator("#search details.facet", has=page.locator("summary", has_text=name))
+    facet.locator("summary").click()
+    return facet
+
+
+def test_free_text_is_filtered_by_words(page: Page, server: Server, gallery: Gallery) -> None:
+    search_with(page, server, "?like=56")
+    facet = facet_of(page, "description")
+    expect(facet).to_contain_text("150 different texts")
+    assert facet.get_by_role("checkbox").count() == 0
+    field = facet.get_by_label("Contains")
+    field.fill("long 14")
+    field.press("Enter")
+    expect(page).to_have_url(re.compile(r"filter=description(\^|%5E)long\+14"))
+    texts = {item.id: item.metadata["description"] for item in gallery.items(range(1, 151)).values()}
+    expected = {number for number, text in texts.items() if "long" in text and "14" in text} - {56}
+    expect(page.get_by_test_id("hit")).to_have_count(len(expected))
+    assert {*shown(page)} == expected
+    page.get_by_role("button", name="Remove the filter description contains long 14").click()
+    expect(page.get_by_test_id("hit")).to_have_count(48)
+    expect(field).to_have_value("")
+
+
+def test_ranges_have_histograms(page: Page, server: Server, gallery: Gallery) -> None:
+    search_with(page, server, "?like=56")
+    items = gallery.items(range(1, 151)).values()
+    facet = facet_of(page, "price")
+    bars = facet.locator(".histogram i")
+    expect(bars).to_have_count(24)
+    prices = [item.metadata["price"] for item in items]
+    counted, edges = np.histogram(prices, 24)
+    heights = bars.evaluate_all("all => all.map(bar => bar.getBoundingClientRect().height)")
+    assert np.corrcoef(heights, np.sqrt(counted))[0, 1] > 0.99
+    facet.get_by_label("From").fill(f"{edges[6] + 0.02:.2f}")
+    facet.get_by_label("From").press("Enter")
+    expect(facet.locator(".histogram i.outside")).to_have_count(6)
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name=re.compile("Remove the filter price")).click()
+    expect(facet.locator(".histogram i.outside")).to_have_count(0)
+    expect(facet.get_by_label("From")).to_have_value("")
+    dates = facet_of(page, "date").locator(".histogram i")
+    expect(dates).to_have_count(24)
+
+
 def test_wrong_condition_says_where_and_results_stay(page: Page, server: Server, gallery: Gallery) -> None:
     """The place counts in what was typed, whatever other filters there are; nothing waits for ever."""
     page.set_viewport_size({"width": 420, "height": 400})  # the first results only

@@ -16,7 +16,8 @@ from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
 from retrieval import Gallery
 from retrieval.curation.suspects import find_suspects
-from tests.e2e.page_driver import below, search_with, visiting, watched
+from retrieval.storage.decisions import DecisionLog
+from tests.e2e.page_driver import below, list_suspects, search_with, visiting, watched
 from tests.e2e.page_gallery import ODD, colourful
 from tests.retrieval.filling import item_ids
 from tests.serve.serving import SERVE, Server, serving
@@ -234,26 +235,29 @@ def test_suspects_are_decided_on_and_undone(free: Page, changed: Server) -> None
     gallery = Gallery(folder_of(changed))
     expected = find_suspects(gallery, limit=500).suspects
     on_its_tab(free, "Suspected labels")
-    free.get_by_role("button", name="Find suspected labels").click()
-    status, case = free.get_by_test_id("suspects-status"), free.get_by_test_id("suspect")
-    likely = find_suspects(gallery).likely
-    expect(status).to_have_text(f"1 of {likely}" if likely else "No label is likely wrong.")
-    if likely < len(expected):
-        free.get_by_role("button", name="Look at more").click()
-    expect(status).to_have_text(f"1 of {len(expected)}")
-    first = expected[0]
-    expect(case).to_contain_text(str(first.suggested))
+    list_suspects(free)
+    status, cases = free.get_by_test_id("suspects-status"), free.locator("#collection .suspect")
+    expect(status).to_contain_text(f"{len(expected)} suspected labels.")
+    first, second = expected[:2]
+    card = cases.first
+    for part, near in (("own", first.own_neighbours), ("others", first.neighbours)):
+        items = card.locator(f"[data-part={part}] button").evaluate_all("all => all.map(e => e.dataset.item)")
+        assert items == [str(one.item.id) for one in near[:4]]
+    expect(card.locator("[data-part=present]")).to_have_text(str(first.item.label))
+    expect(card.locator("[data-part=suggested]")).to_have_text(str(first.suggested))
     free.keyboard.press("a")
-    expect(status).to_have_text(f"2 of {len(expected)}")
+    expect(status).to_contain_text(f"{len(expected)} suspected labels, 1 done. 1 label changed.")
+    expect(card).to_contain_text(f"is {first.suggested} now")
     assert Gallery(folder_of(changed)).item(first.item.id).label == first.suggested
     free.keyboard.press("z")
-    expect(status).to_have_text(f"1 of {len(expected)}")
+    expect(status).to_contain_text("1 decision undone.")
     assert Gallery(folder_of(changed)).item(first.item.id).label == first.item.label
-    case.get_by_role("button", name="Keep the label").click()
-    expect(status).to_have_text(f"2 of {len(expected)}")
-    case.get_by_label("Another label").fill("mine")
-    case.get_by_role("button", name="Save").click()
-    expect(status).to_have_text(f"3 of {len(expected)}")
+    card.get_by_role("button", name="Keep").click()
+    expect(card).to_contain_text("stays as it is")
+    cases.nth(1).get_by_role("checkbox").check()
+    free.get_by_label("Another label of these").fill("mine")
+    free.get_by_role("button", name="Save").click()
+    expect(cases.nth(1)).to_contain_text("is mine now")
     on_its_tab(free, "Decisions")
     rows = free.locator("#collection tbody tr")
     expect(rows).to_have_count(3)
@@ -261,7 +265,42 @@ def test_suspects_are_decided_on_and_undone(free: Page, changed: Server) -> None
         expect(rows.nth(place).get_by_text(words)).to_be_visible()
     rows.nth(0).get_by_role("button", name="Undo").click()
     expect(rows.nth(0).get_by_text("undone")).to_be_visible()
-    assert Gallery(folder_of(changed)).item(expected[1].item.id).label == expected[1].item.label
+    assert Gallery(folder_of(changed)).item(second.item.id).label == second.item.label
+
+
+def test_many_suggestions_are_accepted_and_undone_at_once(free: Page, changed: Server) -> None:
+    expected = find_suspects(Gallery(folder_of(changed)), limit=500).suspects[:24]
+    assert len(expected) > 3
+    on_its_tab(free, "Suspected labels")
+    list_suspects(free)
+    status, cases = free.get_by_test_id("suspects-status"), free.locator("#collection .suspect")
+    expect(cases).to_have_count(len(expected))
+    free.get_by_role("button", name=f"Choose all {len(expected)} shown").click()
+    cases.nth(2).get_by_role("checkbox").uncheck()
+    free.get_by_role("button", name=f"Accept {len(expected) - 1} suggestions").click()
+    expect(status).to_contain_text(f"{len(expected) - 1} labels changed.")
+    now, spared = Gallery(folder_of(changed)), expected[2]
+    for one in expected:
+        assert now.item(one.item.id).label == (one.item.label if one is spared else one.suggested)
+    free.get_by_role("button", name=f"Undo {len(expected) - 1}").click()
+    expect(status).to_contain_text(f"{len(expected) - 1} decisions undone.")
+    now = Gallery(folder_of(changed))
+    assert [now.item(one.item.id).label for one in expected] == [one.item.label for one in expected]
+    assert all(one.undone for one in DecisionLog(folder_of(changed)).read())
+
+
+def test_near_duplicates_are_several_groups_a_screen(page: Page, home: Path) -> None:
+    page.set_viewport_size({"width": 1440, "height": 900})
+    on_its_tab(page, "Near-duplicates")
+    page.locator("#collection").get_by_label("Lowest similarity").fill("0.999")  # pairs
+    page.get_by_role("button", name="Find near-duplicates").click()
+    groups = page.locator("#collection .group")
+    expect(groups).to_have_count(len(Gallery(home).duplicates(0.999).groups))
+    expect(groups.locator("li:nth-child(7)")).to_have_count(0)  # those of another test are gone
+    inside = groups.evaluate_all(
+        "all => all.filter(e => e.getBoundingClientRect().bottom <= innerHeight).length"
+    )
+    assert inside >= 8
 
 
 def test_added_images_are_told_apart(free: Page, changed: Server, tmp_path: Path, shop: Path) -> None:
@@ -344,7 +383,7 @@ def test_failed_removal_is_shown_in_the_dialog(free: Page, changed: Server) -> N
     button.click()
     free.wait_for_timeout(600)
     button.click()
-    expect(dialog.get_by_role("status")).to_contain_text(f"No item {number}; nothing was removed.")
+    expect(dialog.get_by_role("status")).to_contain_text(f"The gallery has no item {number}")
     dialog.get_by_role("button", name="Close").click()
 
 

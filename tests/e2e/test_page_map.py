@@ -95,6 +95,30 @@ def test_legend_counts_and_finds_classes(page: Page, gallery: Gallery, server: S
     assert counts(page) == {name: count for name, count in expected.items() if count}
 
 
+def test_columns_of_text_and_numbers_colour_the_map(page: Page, gallery: Gallery, server: Server) -> None:
+    items = gallery.items(range(1, 25)).values()
+    page.get_by_label("Colour").select_option("by brand")
+    expect(page.locator("#map .classes li")).to_have_count(2)
+    assert counts(page) == Counter(item.metadata["brand"] for item in items)
+    page.get_by_label("Colour").select_option("by price")
+    expect(page).to_have_url(re.compile("colour=column:price"))
+    expect(page.locator("#map .classes li").first).to_contain_text("0 to 5")
+    prices = [item.metadata["price"] for item in items]
+    edges = range(0, 30, 5)  # of prices from 0.5 to 23.5
+    assert counts(page) == {
+        f"{low} to {low + 5}": n for low, n in zip(edges, np.histogram(prices, edges)[0], strict=False) if n
+    }
+    page.get_by_role("checkbox", name="10 to 15").check()
+    enclose(page)
+    expect(page.get_by_test_id("selection")).to_contain_text("5 images selected")
+    page.reload(wait_until="domcontentloaded")
+    expect(page.get_by_role("checkbox", name="10 to 15")).to_be_checked()
+    page.get_by_role("application").focus()
+    for key in ("ArrowRight", "ArrowLeft"):  # one of the sides has an image
+        page.keyboard.press(key)
+    expect(page.locator("#map .point")).to_contain_text("price: 1")
+
+
 def test_points_are_reached_by_keyboard_and_opened(page: Page, gallery: Gallery) -> None:
     page.get_by_role("application").focus()
     page.keyboard.press("ArrowRight")
@@ -142,6 +166,14 @@ def test_selection_is_labelled_and_removed(page: Page, gallery: Gallery) -> None
     assert len(Gallery.open(gallery.folder)) == 16
     page.get_by_role("button", name="Draw again").click()
     expect(page.get_by_test_id("map")).to_contain_text("16 images")
+
+
+def test_search_with_too_many_says_why_not(page: Page, server: Server) -> None:
+    page.goto(f"{below(server, 'large').url}/?tab=map", wait_until="domcontentloaded")
+    enclose(page)
+    bar = page.get_by_test_id("selection").locator("visible=true")
+    expect(bar.get_by_role("button", name="Search with these")).to_be_disabled()
+    expect(bar).to_contain_text("A search takes at most 16 images: select fewer to search with them.")
 
 
 def test_without_webgl_the_rest_is_there(browser: Browser, server: Server) -> None:

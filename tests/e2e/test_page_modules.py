@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import sqlite3
+from itertools import pairwise
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -130,16 +131,91 @@ def test_filters_select_what_they_say(
     ]
 
 
+@given(
+    wanted=st.text("ab%_\\'^~= ", max_size=6),
+    rows=st.lists(st.text("ab%_\\'^~= ", max_size=8), min_size=1, max_size=20),
+)
+@examples
+def test_text_has_all_words_of_a_filter(tab: Page, wanted: str, rows: list[str]) -> None:
+    made = "return m.condition([m.wordsFilter('größe=1~2', a[0])], '')"
+    condition = run(tab, "conditions", made, wanted)
+    with sqlite3.connect(":memory:") as database:
+        database.execute('create table items ("größe=1~2")')
+        database.executemany("insert into items values (?)", [(row,) for row in rows])
+        found = database.execute(f"select * from items where {condition or 'true'} order by rowid").fetchall()
+    assert [row for (row,) in found] == [row for row in rows if all(word in row for word in wanted.split())]
+
+
+@given(wanted=st.sets(st.integers(1, 60), min_size=1))
+@examples
+def test_chosen_items_are_selected(tab: Page, wanted: set[int]) -> None:
+    made = "const f = m.itemsFilter(a[0]); return [f, m.condition([f], ''), m.filterWords(f)]"
+    text, condition, spoken = run(tab, "conditions", made, sorted(wanted, reverse=True))
+    with sqlite3.connect(":memory:") as database:
+        database.execute("create table items (id)")
+        database.executemany("insert into items values (?)", [(number,) for number in range(70)])
+        found = database.execute(f"select id from items where {condition}").fetchall()
+    assert {number for (number,) in found} == wanted
+    assert spoken == f"{len(wanted)} chosen image{'s' * (len(wanted) > 1)}"
+    assert run(tab, "conditions", "return m.parseFilter(a[0] + 'x')", text) is None
+
+
+numbers = st.floats(-1e6, 1e6).map(lambda value: round(value, 3)) | st.integers(-20, 20)
+
+
+@given(values=st.lists(st.none() | numbers, min_size=1, max_size=60))
+@examples
+def test_steps_of_a_scale_hold_their_values(tab: Page, values: list[float | None]) -> None:
+    known = [value for value in values if value is not None]
+    found = run(tab, "colouring", "return m.colouring(a[0], 'light')", values)
+    *names, last = found["names"]
+    assert last == "no value"
+    assert len(found["colours"]) == len(found["names"]) <= 18
+    assert [place == len(names) for place in found["category"]] == [value is None for value in values]
+    if len(set(known)) < 2:
+        return
+    ends = [[float(end) for end in name.split(" to ")] for name in names]
+    assert all(before[1] == after[0] for before, after in pairwise(ends))
+    for value, place in zip(values, found["category"], strict=True):
+        if value is not None:
+            low, high = ends[place]
+            room = 1e-5 * max(map(abs, known))  # edges are written with six digits
+            assert low - room <= value <= high + room
+
+
+def test_dates_and_texts_have_colours_of_their_own(tab: Page) -> None:
+    days = ["2024-01-01", "2024-12-31", "2024-07-01T12:00:00+02:00", None, "2024-12-30"]
+    found = run(tab, "colouring", "return m.colouring(a[0], 'dark')", days)
+    assert found["names"][0] == "2024-01-01 to 2024-02-15"
+    assert found["category"] == [0, 7, 3, 8, 7]
+    assert len(set(found["colours"])) == 9
+    texts = [f"{n % 300} things" for n in range(400)]
+    found = run(tab, "colouring", "return m.colouring(a[0], 'dark')", texts)
+    assert found["names"][-2:] == ["other values", "no value"]
+    assert len(found["names"]) == 202
+    assert [found["names"][place] for place in found["category"][:100]] == texts[:100]
+
+
 @given(column=texts.filter(bool), value=texts)
 @examples
 def test_filters_are_read_back(tab: Page, column: str, value: str) -> None:
-    filters = "[m.valueFilter(...a), m.rangeFilter(a[0], 1, ''), m.rangeFilter(a[0], '', 2)]"
-    exact, above, below = run(tab, "conditions", f"return {filters}.map(m.parseFilter)", column, value)
+    filters = (
+        "[m.valueFilter(...a), m.rangeFilter(a[0], 1, ''), m.rangeFilter(a[0], '', 2), m.wordsFilter(...a)]"
+    )
+    exact, above, below, inside = run(
+        tab, "conditions", f"return {filters}.map(m.parseFilter)", column, value
+    )
     assert exact == {"column": column, "value": value}
     assert above == {"column": column, "low": "1", "high": ""}
     assert below == {"column": column, "low": "", "high": "2"}
+    assert inside == {"column": column, "words": value}
     spoken = run(tab, "conditions", f"return {filters}.map(m.filterWords)", column, value)
-    assert spoken == [f"{column}: {value}", f"{column}: from 1", f"{column}: up to 2"]
+    assert spoken == [
+        f"{column}: {value}",
+        f"{column}: from 1",
+        f"{column}: up to 2",
+        f"{column} contains {value}",
+    ]
 
 
 @given(

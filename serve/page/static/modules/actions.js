@@ -1,14 +1,16 @@
 // What can be done with the items that are selected: search with them, label, export or remove them.
 
 import {address, EMPTY} from './address.js';
-import {announce, labelItems, presentItems, removeItems} from './changes.js';
+import {announce, labelItems, leftAlone, presentItems, removeItems} from './changes.js';
+import {condition, itemsFilter} from './conditions.js';
 import {clone, part, plural, show} from './dom.js';
 import {csv, save} from './table.js';
 
 const TOGETHER = 16;  // images in a query
+const LONGEST = 4096;  // characters of a condition
 
 export class Actions {
-  #bar; #selection; #api; #busy = false;
+  #bar; #selection; #api; #seen = null; #busy = false;
 
   /**
    * @param {Root} root Receives the bar, which is hidden while nothing is selected.
@@ -32,7 +34,8 @@ export class Actions {
     if (this.#busy) return;
     part(this.#bar, 'count').textContent = `${plural(size, 'image')} selected`;
     search.disabled = size > TOGETHER;
-    search.title = search.disabled ? `At most ${TOGETHER} images are searched with together` : '';
+    show(part(this.#bar, 'limit'), search.disabled);
+    part(this.#bar, 'limit').textContent = `A search takes at most ${TOGETHER} images: select fewer to search with them.`;
     show(part(this.#bar, 'naming'), false);
     show(part(this.#bar, 'removing'), false);
     this.#say('');
@@ -42,11 +45,17 @@ export class Actions {
     if (this.#busy || !act) return;
     if (act === 'search') {
       address.update({...EMPTY, like: this.#selection.ids.map(item => ({item, region: null}))});
+    } else if (act === 'alone') {
+      const chosen = itemsFilter(this.#selection.ids);
+      if (condition([chosen], '').length > LONGEST) this.#say('These are too many to show alone: give them a label, and filter by it.');
+      else address.update({...EMPTY, tab: 'gallery', picked: [chosen]});
     } else if (act === 'label') {
+      this.#look();
       show(part(this.#bar, 'removing'), false);
       show(part(this.#bar, 'naming'), true);
       part(this.#bar, 'name').focus();
     } else if (act === 'ask') {
+      this.#look();
       show(part(this.#bar, 'naming'), false);
       show(part(this.#bar, 'removing'), true);
       part(this.#bar, 'question').textContent = `Remove ${plural(this.#selection.size, 'image')} from the gallery?`;
@@ -55,6 +64,12 @@ export class Actions {
     else if (act === 'remove') this.#remove();
     else if (act === 'export') this.#export();
     else if (act === 'clear') this.#selection.clear();
+  }
+
+  /** Read what is about to be changed: what somebody else changes from now on is left alone. */
+  #look() {
+    this.#seen = presentItems(this.#api, this.#selection.ids);
+    this.#seen.catch(() => {});  // said when it is needed
   }
 
   #export() {
@@ -68,18 +83,21 @@ export class Actions {
   #label() {
     const label = part(this.#bar, 'name').value.trim() || null;
     return this.#work('Labelling', async progress => {
-      const {ids} = this.#selection;
-      await labelItems(this.#api, ids, label, progress);
-      return `${plural(ids.length, 'image')} labelled ${label ?? 'with nothing'}. Undo it under Decisions.`;
+      const {ids} = this.#selection, seen = await this.#seen;
+      const found = await labelItems(this.#api, [...seen.values()].map(item => ({id: item.id, old: item.label, label})), progress);
+      found.missing.push(...ids.filter(id => !seen.has(id)));
+      return `${plural(found.labelled.length, 'image')} labelled ${label ?? 'with nothing'}. Undo it under Decisions.${leftAlone(found)}`;
     }, true);
   }
 
   #remove() {
     return this.#work('Removing', async progress => {
-      const {ids} = this.#selection;
-      await removeItems(this.#api, ids, progress);
-      this.#selection.clear();
-      return `${plural(ids.length, 'image')} removed.`;
+      const {ids} = this.#selection, seen = await this.#seen, now = await presentItems(this.#api, ids);
+      const changed = [...now.values()].filter(item => item.label !== seen.get(item.id)?.label).map(item => item.id);
+      const doomed = [...now.keys()].filter(id => !changed.includes(id)), missing = ids.filter(id => !now.has(id));
+      await removeItems(this.#api, doomed, progress);
+      this.#selection.replace(changed);
+      return `${plural(doomed.length, 'image')} removed.${leftAlone({changed, missing})}`;
     }, true);
   }
 

@@ -53,11 +53,13 @@ export class Api {
    * @param {any} [body]
    * @param {object} [options]
    * @param {AbortSignal} [options.signal] Cancels the request, which then rejects with an AbortError.
-   * @param {'json' | 'text' | 'blob'} [options.type] Type of the answer.
+   * @param {'json' | 'text' | 'blob' | 'tagged'} [options.type] Type of the answer; `tagged` is JSON with its entity tag,
+   *   as `{body, etag}`.
+   * @param {string} [options.match] Entity tag that what is changed must still have, or the error has the code `changed`.
    * @param {(share: number) => void} [options.progress] Receives the share that has been sent, 0 to 1.
    * @returns {Promise<any>}
    */
-  send(method, path, body, {signal, progress, type = 'json'} = {}) {
+  send(method, path, body, {signal, progress, match, type = 'json'} = {}) {
     // XMLHttpRequest, because fetch does not report how much of a body has been sent.
     return new Promise((resolve, reject) => {
       const request = new XMLHttpRequest();
@@ -90,10 +92,11 @@ export class Api {
       request.onload = async () => {
         end();
         if (connection.away || PROXY.includes(request.status)) await connection.check();
-        if (type !== 'json' && request.status < 300) return resolve(request.response);
+        if ((type === 'text' || type === 'blob') && request.status < 300) return resolve(request.response);
         const answer = parsed(type === 'blob' ? await request.response.text() : request.responseText);
-        if (request.status < 300) resolve(answer); else fail(sentence(request, answer), answer);
+        if (request.status < 300) resolve(type === 'tagged' ? {body: answer, etag: request.getResponseHeader('ETag')} : answer); else fail(sentence(request, answer), answer);
       };
+      if (match) request.setRequestHeader('If-Match', match);
       move();
       if (body instanceof FormData) request.send(body);
       else if (body instanceof Blob) {

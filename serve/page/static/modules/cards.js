@@ -92,7 +92,7 @@ export function redraw(list) { for (const card of cardsOf(list)) drawFacts(card)
 /** Write the labels of all cards of a list: without the numbers that all of them begin with. */
 export function nameCards(list) {
   const cards = cardsOf(list);
-  const numbered = cards.length > 1 && cards.every(card => NUMBERED.test(card.dataset.label));
+  const numbered = cards.length > 1 && cards.every(card => NUMBERED.test(card.dataset.label) || card.matches('.gone'));
   for (const card of cards) {
     const text = numbered ? card.dataset.label.replace(NUMBERED, '') : card.dataset.label;
     const label = part(card, 'label');

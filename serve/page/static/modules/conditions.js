@@ -1,5 +1,8 @@
 // Filters as conditions of the expression language, see docs/filters.md.
-// A filter is the text of the address: `label=red` for a value, `price~10..20` for a range.
+// A filter is the text of the address: `label=red` for a value, `price~10..20` for a range, `note^blue` for words,
+// `id:1-20,33` for items.
+
+import {plural} from './dom.js';
 
 const WORDS = /^(?!.*\b(?:and|or|not|in|like|is|between)\b)[\p{L}\p{N}\s_-]+$/iu;
 
@@ -11,19 +14,35 @@ export const valueFilter = (column, value) => `${encoded(column)}=${value}`;
 /** Return a filter for a range of numbers or dates; an empty end is open. */
 export const rangeFilter = (column, low, high) => `${encoded(column)}~${low}..${high}`;
 
-/** Return the column of a filter, with `value` or with `low` and `high`; null for text that is no filter. */
+/** Return a filter for words that the text of a column contains. */
+export const wordsFilter = (column, words) => `${encoded(column)}^${words}`;
+
+/** Return a filter for these items. */
+export function itemsFilter(ids) {
+  const spans = [];
+  for (const id of [...ids].sort((one, other) => one - other)) {
+    if (spans.at(-1)?.[1] === id - 1) spans.at(-1)[1] = id; else spans.push([id, id]);
+  }
+  return `id:${spans.map(([first, last]) => first === last ? first : `${first}-${last}`).join(',')}`;
+}
+
+/** Return the column of a filter, with `value`, `words`, `spans` or `low` and `high`; null for text that is no filter. */
 export function parseFilter(text) {
-  const [, column, kind, rest] = text.match(/^([^=~]+)([=~])(.*)$/s) ?? [];
+  const [, column, kind, rest] = text.match(/^([^=~^:]+)([=~^:])(.*)$/s) ?? [];
   if (!column) return null;
   const name = decodeURIComponent(column);
   if (kind === '=') return {column: name, value: rest};
+  if (kind === '^') return {column: name, words: rest};
+  if (kind === ':') return /^\d+(-\d+)?(,\d+(-\d+)?)*$/.test(rest) ? {column: name, spans: rest.split(',').map(span => span.split('-').map(Number))} : null;
   const [low = '', high = ''] = rest.split('..');
   return {column: name, low, high};
 }
 
-/** Return a filter in words: "make: Audi", "price: 10 to 20". */
+/** Return a filter in words: "make: Audi", "price: 10 to 20", "note contains blue". */
 export function filterWords(text) {
-  const {column, value, low, high} = parseFilter(text);
+  const {column, value, words, spans, low, high} = parseFilter(text);
+  if (spans) return plural(spans.reduce((count, [first, last = first]) => count + last - first + 1, 0), 'chosen image');
+  if (words !== undefined) return `${column} contains ${words}`;
   if (value !== undefined) return `${column}: ${value}`;
   if (!high) return `${column}: from ${low}`;
   return low ? `${column}: ${low} to ${high}` : `${column}: up to ${high}`;
@@ -31,6 +50,12 @@ export function filterWords(text) {
 
 const quoted = text => `'${text.replaceAll("'", "''")}'`;
 const name = column => `"${column.replaceAll('"', '""')}"`;
+const containing = word => `${quoted(`%${word.replace(/[%_\\]/g, '\\$&')}%`)} escape '\\'`;
+function chosen(column, spans) {
+  const single = spans.filter(span => span.length === 1), listed = single.length ? [`${column} in (${single.join(', ')})`] : [];
+  return `(${[...listed, ...spans.filter(span => span.length > 1).map(([first, last]) => `${column} between ${first} and ${last}`)].join(' or ')})`;
+}
+
 const literal = text => /^-?[\d.]+$/.test(text) ? text : `date ${quoted(text)}`;
 
 /** Return what a visitor wrote as a condition. */
@@ -43,8 +68,10 @@ export const writtenCondition = where => WORDS.test(where) ? `label like ${quote
  */
 export function condition(filters, where) {
   const values = new Map(), parts = [];
-  for (const {column, value, low, high} of filters.map(parseFilter).filter(Boolean)) {
-    if (value !== undefined) values.set(column, [...(values.get(column) ?? []), quoted(value)]);
+  for (const {column, value, words, spans, low, high} of filters.map(parseFilter).filter(Boolean)) {
+    if (spans) parts.push(chosen(name(column), spans));
+    else if (words !== undefined) parts.push(...words.split(/\s+/).filter(Boolean).map(word => `${name(column)} like ${containing(word)}`));
+    else if (value !== undefined) values.set(column, [...(values.get(column) ?? []), quoted(value)]);
     else if (low || high) {
       if (low) parts.push(`${name(column)} >= ${literal(low)}`);
       if (high) parts.push(`${name(column)} <= ${literal(high)}`);

@@ -1,17 +1,21 @@
 // What was decided about images by hand: labels, removals, and images that are right as they are.
 
-import {announce} from './changes.js';
+import {address} from './address.js';
+import {announce, undoDecisions} from './changes.js';
 import {clone, part, plural, show} from './dom.js';
+import {News} from './news.js';
 
-const AT_ONCE = 50;
+const AT_ONCE = 50, MOST = 1000;
 
 export class DecisionList {
-  #root; #api; #changes; #before = null;
+  #root; #api; #changes; #news; #before = null;
 
   constructor(root, api, gallery) {
     this.#root = root;
     this.#api = api;
     this.#changes = gallery.changes;
+    this.#news = new News(part(root, 'news'), () => this.#load(true));
+    document.addEventListener('lookalike:live', ({detail}) => { if (detail.changed && address.state.tab === 'gallery' && address.state.view === 'decisions') this.#look(); });
     part(root, 'more').addEventListener('click', () => this.#load(false));
     part(root, 'rows').addEventListener('click', event => this.#undo(event.target.closest('[data-n]')?.dataset.n));
   }
@@ -25,6 +29,7 @@ export class DecisionList {
       const {decisions} = await this.#api.get(`/decisions?limit=${AT_ONCE}${from}`);
       const rows = decisions.map(one => this.#row(one));
       if (anew) part(this.#root, 'rows').replaceChildren(...rows); else part(this.#root, 'rows').append(...rows);
+      if (anew) this.#news.tell('');
       this.#before = decisions.at(-1)?.n ?? null;
       show(part(this.#root, 'more'), decisions.length === AT_ONCE);
       const count = part(this.#root, 'rows').childElementCount;
@@ -35,26 +40,43 @@ export class DecisionList {
     }
   }
 
+  /** Show which of the decisions others have undone, and say how many are newer. */
+  async #look() {
+    const rows = [...part(this.#root, 'rows').children];
+    if (!rows.length) return this.#load(true);
+    const shown = new Map(rows.map(row => [Number(part(row, 'undo').dataset.n), row])), newest = Math.max(...shown.keys());
+    const {decisions} = await this.#api.get(`/decisions?limit=${Math.min(rows.length + AT_ONCE, MOST)}`).catch(() => ({decisions: []}));
+    for (const one of decisions) this.#mark(shown.get(one.n), one);
+    const newer = decisions.filter(({n}) => n > newest).length;
+    this.#news.tell(newer ? plural(newer, 'newer decision') : '');
+  }
+
+  #mark(row, {undone}) {
+    if (!row) return;
+    show(part(row, 'undo'), this.#changes && !undone);
+    show(part(row, 'undone'), undone);
+  }
+
   #row({n, time, action, key, old, new: now, undone}) {
     const row = clone('decision');
     const words = {label: `${old ?? 'no label'} → ${now ?? 'no label'}`, remove: 'removed', keep: 'right as it is'}[action];
     part(row, 'time').textContent = time.slice(0, 16).replace('T', ' ');
     part(row, 'key').textContent = key;
     part(row, 'action').textContent = words;
-    const button = part(row, 'undo');
-    button.dataset.n = n;
-    show(button, this.#changes && !undone);
-    show(part(row, 'undone'), undone);
+    part(row, 'undo').dataset.n = n;
+    this.#mark(row, {undone});
     return row;
   }
 
   async #undo(n) {
     if (!n) return;
     try {
-      await this.#api.send('DELETE', `/decisions/${n}`);
+      const [first] = (await undoDecisions(this.#api, [Number(n)])).values();
       announce();
       await this.#load(true);
+      if (first) this.#say(first);
     } catch (error) {
+      await this.#load(true);
       this.#say(error.message);
     }
   }

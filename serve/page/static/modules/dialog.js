@@ -17,7 +17,7 @@ export async function mount(box, api) {
 }
 
 class Dialog {
-  #box; #api; #heatmap; #item = null; #asked = 0; #failed = false;
+  #box; #api; #heatmap; #item = null; #etag = null; #asked = 0; #failed = false;
 
   constructor(box, api, gallery) {
     this.#box = box;
@@ -31,6 +31,7 @@ class Dialog {
     part(box, 'edit').addEventListener('submit', event => { event.preventDefault(); this.#describe(); });
     part(box, 'pane').addEventListener('pointermove', event => this.#pan(event));
     document.addEventListener('lookalike:open', event => address.update({open: event.detail.item}));
+    document.addEventListener('lookalike:live', ({detail}) => { if (detail.changed && box.open) this.#look(); });
     address.onChange(before => { if (before.open !== address.state.open || this.#failed) this.#follow(); });
     this.#follow();
   }
@@ -41,18 +42,36 @@ class Dialog {
     if (open === null) return this.#box.close();
     this.#say('');
     try {
-      const item = await this.#api.get(`/items/${open}`);
-      if (open === address.state.open) this.#draw(item);
+      const found = await this.#read(open);
+      if (open === address.state.open) this.#draw(found);
     } catch (error) {
       this.#failed = true;
-      this.#draw({id: open, key: `item ${open}`, label: null, metadata: {}, thumbnail: ''});
+      this.#draw({body: {id: open, key: `item ${open}`, label: null, metadata: {}, thumbnail: ''}, etag: null});
       this.#say(error.message);
     }
   }
 
-  #draw(item) {
+  #read(id) { return this.#api.get(`/items/${id}`, {type: 'tagged'}); }
+
+  /** Look whether somebody else has changed the image; if so, show it as it is, with the label that is being written. */
+  async #look() {
+    const before = this.#item, written = part(this.#box, 'label').value;
+    let found;
+    try {
+      found = await this.#read(before.id);
+    } catch (error) {
+      return this.#say(error.code === 'no-such-image' ? 'Somebody else has removed this image.' : error.message);
+    }
+    if (this.#item !== before || found.etag === this.#etag) return;
+    this.#draw(found);
+    if (written !== (before.label ?? '')) part(this.#box, 'label').value = written;
+    this.#say(`Somebody else has changed this image: ${words(found.body)}.`);
+  }
+
+  #draw({body: item, etag}) {
     const box = this.#box, {like} = address.state;
     this.#item = item;
+    this.#etag = etag;
     part(box, 'title').replaceChildren(...breakable(item.label ?? fileName(item.key)));
     const card = this.#card();
     const rank = card?.dataset.rank ? `${card.dataset.rank}. result · ${card.dataset.likeness}` : '';
@@ -148,12 +167,12 @@ class Dialog {
 
   async #describe() {
     try {
-      const item = await this.#api.send('PATCH', `/items/${this.#item.id}`, {label: part(this.#box, 'label').value.trim() || null});
-      this.#draw(item);
+      const label = part(this.#box, 'label').value.trim() || null;
+      this.#draw(await this.#api.send('PATCH', `/items/${this.#item.id}`, {label}, {match: this.#etag, type: 'tagged'}));
       this.#say('Saved.');
       announce();
     } catch (error) {
-      this.#say(error.message);
+      await this.#refused(error, 'Nothing was saved. Save again to replace it');
     }
   }
 
@@ -167,16 +186,25 @@ class Dialog {
     }
     if (performance.now() - this.#asked < PAUSE) return;
     try {
-      await this.#api.send('DELETE', `/items/${this.#item.id}`);
+      await this.#api.send('DELETE', `/items/${this.#item.id}`, undefined, {match: this.#etag});
       this.#box.close();
       announce();
     } catch (error) {
-      this.#say(error.message);
+      await this.#refused(error, 'It was not removed. Remove it again if you still want to');
     }
+  }
+
+  /** Say why a change was refused; if somebody else was first, show the image as it is now. */
+  async #refused(error, then) {
+    if (error.code !== 'changed') return this.#say(error.message);
+    await this.#look();
+    this.#say(`Somebody else has changed this image: ${words(this.#item)}. ${then}.`);
   }
 
   #say(text) { part(this.#box, 'message').textContent = text; }
 }
+
+const words = item => item.label === null ? 'it has no label now' : `its label is ${item.label} now`;
 
 function fact(name, value) {
   const row = document.createElement('div');

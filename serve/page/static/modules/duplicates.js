@@ -2,7 +2,7 @@
 
 import {address} from './address.js';
 import {announce, presentItems, removeItems} from './changes.js';
-import {clone, part, plural, show} from './dom.js';
+import {breakable, clone, part, plural, show} from './dom.js';
 import {Jobs} from './jobs.js';
 import {fileName} from './results.js';
 import {Work} from './work.js';
@@ -11,7 +11,7 @@ const LISTED = 500;  // groups
 const SHOWN = 50;
 
 export class Duplicates {
-  #root; #api; #work; #groups = []; #total = 0; #shown = SHOWN; #changes; #started = false;
+  #root; #api; #work; #groups = []; #total = 0; #shown = SHOWN; #changes; #started = false; #busy = false;
 
   constructor(root, api, gallery) {
     this.#root = root;
@@ -24,10 +24,12 @@ export class Duplicates {
     part(root, 'sure').addEventListener('click', () => this.#removeAll());
     part(root, 'keep-all').addEventListener('click', () => show(part(root, 'asking'), false));
     part(root, 'more').addEventListener('click', () => { this.#shown += SHOWN; this.#draw(); });
+    document.addEventListener('lookalike:live', ({detail}) => { if (detail.changed && address.state.tab === 'gallery' && address.state.view === 'duplicates') this.#look(); });
   }
 
   /** Show the groups that were found last, by this visitor or another. */
   follow() {
+    if (this.#groups.length) return this.#look();
     if (this.#started) return;
     this.#started = true;
     this.#resume();
@@ -36,9 +38,27 @@ export class Duplicates {
   async #resume() {
     const found = await this.#work.resume('duplicates');
     if (!found) return;
-    const there = await presentItems(this.#api, found.groups.flatMap(group => group.images.map(image => image.id)));
-    const groups = found.groups.map(group => ({...group, images: group.images.filter(image => there.has(image.id))}));
-    this.#take({...found, groups: groups.filter(group => group.images.length > 1).map(group => ({...group, surplus: group.surplus?.filter(id => there.has(id))}))});
+    const groups = found.groups.map(group => ({...group, surplus: new Set(group.surplus ?? [])}));
+    this.#take({...found, groups: await this.#present(groups)});
+  }
+
+  /** Return groups without the images that are gone; if the one that was to stay is gone, all others stay. */
+  async #present(groups) {
+    const there = await presentItems(this.#api, groups.flatMap(group => group.images.map(image => image.id)));
+    return groups.map(group => {
+      const images = group.images.filter(image => there.has(image.id)), surplus = [...group.surplus].filter(id => there.has(id));
+      return {...group, images, surplus: new Set(surplus.length < images.length ? surplus : [])};
+    }).filter(group => group.images.length > 1);
+  }
+
+  /** Leave out what others have removed in the meantime. */
+  async #look() {
+    if (this.#busy) return;
+    const groups = await this.#present(this.#groups).catch(() => null);
+    if (!groups || this.#busy || images(groups) === images(this.#groups)) return;
+    this.#groups = groups;
+    this.#draw();
+    this.#work.add('Somebody else has removed some of them.');
   }
 
   async #find() {
@@ -82,7 +102,7 @@ export class Duplicates {
     const picture = part(entry, 'image');
     picture.src = image.thumbnail;
     picture.alt = `item ${image.id} · ${image.label ?? 'no label'}`;
-    part(entry, 'label').textContent = image.label ?? 'no label';
+    part(entry, 'label').replaceChildren(...breakable(image.label ?? 'no label'));
     part(entry, 'file').textContent = fileName(image.key);
     const choice = part(entry, 'choice');
     choice.ariaPressed = String(kept);
@@ -111,17 +131,23 @@ export class Duplicates {
 
   #removeAll() { return this.#remove(this.#groups.filter(group => group.surplus.size)); }
 
-  async #remove(groups) {
-    const ids = this.#surplus(groups);
+  async #remove(chosen) {
+    this.#busy = true;
     try {
+      // As they are now: somebody else may have removed the one that was to stay.
+      const groups = (await this.#present(chosen)).filter(group => group.surplus.size), ids = this.#surplus(groups);
       let removed = 0;
       await removeItems(this.#api, ids, count => { removed += count; this.#work.say(`Removing: ${removed} of ${plural(ids.length, 'image')}`); });
-      this.#groups = this.#groups.filter(group => !groups.includes(group));
+      this.#groups = await this.#present(this.#groups);
       this.#draw();
-      this.#work.say(`${plural(ids.length, 'image')} removed. ${plural(this.#groups.length, 'group')} left.`);
+      const missed = chosen.length - groups.length;
+      this.#work.say(`${plural(ids.length, 'image')} removed. ${plural(this.#groups.length, 'group')} left.${missed ? ` Somebody else has changed ${plural(missed, 'group')} in the meantime.` : ''}`);
       announce();
     } catch (error) {
       this.#work.say(error.message);
     }
+    this.#busy = false;
   }
 }
+
+const images = groups => groups.map(group => group.images.length).join();

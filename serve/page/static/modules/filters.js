@@ -1,8 +1,9 @@
 // Filters of the hits: values with their counts, ranges, and the expression language for everything else.
 
 import {address} from './address.js';
-import {condition, filterWords, parseFilter, rangeFilter, valueFilter, writtenCondition} from './conditions.js';
+import {condition, filterWords, parseFilter, rangeFilter, valueFilter, wordsFilter, writtenCondition} from './conditions.js';
 import {breakable, clone, part, show} from './dom.js';
+import {drawHistogram} from './histogram.js';
 import {OPTIONS, UNCHOSEN} from './options.js';
 
 const LISTED = 1000;  // values of a column, which a search field narrows down
@@ -10,7 +11,7 @@ const SHOWN = 60;
 const EDGE = 8, ROOM = 240;  // pixels: beside a panel, and below a button that are enough
 
 export class Filters {
-  #root; #api; #options; #faulty = null;
+  #root; #api; #options; #faulty = null; #redraws = [];
 
   /**
    * @param {Root} root Has the parts `facets`, `chips`, `where` and `fault`; where hits are filtered also those
@@ -75,6 +76,7 @@ export class Filters {
     part(this.#root, 'chips').replaceChildren(...chips);
     part(this.#root, 'sheet').textContent = chips.length ? `Filters (${chips.length})` : 'Filters';
     for (const box of this.#root.querySelectorAll('input[data-filter]')) box.checked = state.picked.includes(box.dataset.filter);
+    for (const redraw of this.#redraws) redraw();
   }
 
   /** Return the filters of the address as one condition; empty for none. */
@@ -123,18 +125,22 @@ export class Filters {
 
   async #fill(facet, column) {
     facet.dataset.filled = 'yes';
-    let found;
+    let found, counted;
     try {
-      found = (await this.#api.get(`/facets?limit=${LISTED}&columns=${encodeURIComponent(column)}`)).facets[0];
+      ({facets: [found], counted} = await this.#api.get(`/facets?limit=${LISTED}&columns=${encodeURIComponent(column)}`));
     } catch (error) {
       delete facet.dataset.filled;
       part(facet, 'values').textContent = error.message;
       return;
     }
     const range = found.numbers ?? found.dates;
+    // Text that hardly repeats, and more values than are listed, are looked for, not chosen from.
+    const isText = !range && found.distinct > SHOWN && (found.distinct > LISTED || 2 * found.distinct > counted - found.missing);
     show(part(facet, 'range'), Boolean(range));
-    show(part(facet, 'find'), !range && found.values.length > 12);
-    if (range) return this.#fillRange(facet, column, range, found.dates ? 'date' : 'number');
+    show(part(facet, 'written'), isText);
+    show(part(facet, 'find'), !range && !isText && found.values.length > 12);
+    if (range) return this.#fillRange(facet, column, range, found.dates ? 'date' : 'number', found.histogram);
+    if (isText) return this.#fillWords(facet, column, found.distinct);
     const list = part(facet, 'values');
     const draw = word => list.replaceChildren(...found.values.filter(one => String(one.value).toLowerCase().includes(word)).slice(0, SHOWN)
       .map(one => this.#value(column, one)));
@@ -155,16 +161,45 @@ export class Filters {
     return row;
   }
 
-  #fillRange(facet, column, {min, max}, type) {
-    const [low, high] = ['low', 'high'].map(end => part(facet, end));
+  /** Let the panel of a facet show what is chosen whenever it changes. */
+  #keep(redraw) {
+    this.#redraws.push(redraw);
+    redraw();
+  }
+
+  /** Choose a filter of a kind for a column, in place of another one; nothing if it is empty. */
+  #replace(column, kind, filter) {
+    const others = address.state.picked.filter(one => { const parsed = parseFilter(one); return parsed?.column !== column || parsed[kind] === undefined; });
+    address.update({picked: filter ? [...others, filter] : others});
+  }
+
+  #chosen(column, kind) { return address.state.picked.map(parseFilter).find(one => one?.column === column && one[kind] !== undefined); }
+
+  #fillWords(facet, column, distinct) {
+    const field = part(facet, 'words');
+    part(facet, 'many').textContent = `${distinct.toLocaleString('en')} different texts`;
+    this.#keep(() => { field.value = this.#chosen(column, 'words')?.words ?? ''; });
+    field.addEventListener('change', () => {
+      const words = field.value.trim();
+      this.#replace(column, 'words', words && wordsFilter(column, words));
+    });
+  }
+
+  #fillRange(facet, column, {min, max}, type, histogram) {
+    const [low, high] = ['low', 'high'].map(end => part(facet, end)), bars = part(facet, 'histogram');
     const day = value => type === 'date' ? value.slice(0, 10) : value;
+    const number = value => type === 'date' ? Date.parse(value) : Number(value);
+    const share = value => (number(value) - number(min)) / (number(max) - number(min));
+    show(bars, Boolean(histogram));
+    this.#keep(() => {
+      const chosen = this.#chosen(column, 'low');
+      [low.value, high.value] = [chosen?.low ?? '', chosen?.high ?? ''];
+      if (histogram) drawHistogram(bars, histogram, [chosen?.low ? share(chosen.low) : 0, chosen?.high ? share(chosen.high) : 1]);
+    });
     for (const [input, end] of [[low, min], [high, max]]) {
       Object.assign(input, {type, placeholder: day(end), min: day(min), max: day(max), step: 'any'});
-      input.addEventListener('change', () => {
-        const others = address.state.picked.filter(one => parseFilter(one)?.column !== column);
-        const chosen = low.value || high.value ? [rangeFilter(column, low.value, high.value)] : [];
-        address.update({picked: [...others, ...chosen]});
-      });
+      input.addEventListener('change', () =>
+        this.#replace(column, 'low', low.value || high.value ? rangeFilter(column, low.value, high.value) : ''));
     }
   }
 }

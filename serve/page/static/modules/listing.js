@@ -5,14 +5,18 @@ import {Actions} from './actions.js';
 import {caption, choice, choosing, nameCards, redraw, steer} from './cards.js';
 import {clone, orders, part, plural, proportion, show} from './dom.js';
 import {faulty, Filters} from './filters.js';
+import {freshen, News} from './news.js';
 import {fileName} from './results.js';
 import {Selection} from './selection.js';
 
 const AT_ONCE = 60;
 const AHEAD = '1200px';  // how far below the screen further images are asked for
+const BUSY = 300;  // milliseconds until another look while images are loaded
+
+const title = item => item.label ?? 'no label';
 
 export class Pictures {
-  #root; #api; #filters; #list; #end; #selection = new Selection(); #cursor = null; #asked; #last = null; #busy = false; #total = null;
+  #root; #api; #filters; #list; #end; #news; #selection = new Selection(); #cursor = null; #asked; #last = null; #busy = false; #total = null;
 
   constructor(root, api, gallery) {
     this.#root = root;
@@ -29,7 +33,9 @@ export class Pictures {
     steer(this.#list, (what, card) => this.#act(what, Number(card.dataset.item)));
     choosing(part(root, 'looks'), gallery.columns);
     choice.addEventListener('change', () => redraw(this.#list));
-    document.addEventListener('lookalike:changed', () => { this.#asked = undefined; if (address.state.tab === 'gallery' && !address.state.view) this.follow(); });
+    this.#news = new News(part(root, 'news'), () => this.#again());
+    document.addEventListener('lookalike:changed', () => this.#again());
+    document.addEventListener('lookalike:live', ({detail}) => { if (detail.changed) this.#live(); });
     new IntersectionObserver(entries => { if (entries.some(entry => entry.isIntersecting)) this.#more(); }, {rootMargin: AHEAD}).observe(this.#end);
   }
 
@@ -43,6 +49,28 @@ export class Pictures {
     this.#cursor = null;
     this.#total = null;
     this.#load(true);
+  }
+
+  /** List the images again, when they are looked at. */
+  #again() {
+    this.#asked = undefined;
+    if (this.#open) this.follow();
+  }
+
+  get #open() { return address.state.tab === 'gallery' && !address.state.view; }
+
+  /** Bring what is listed up to date where it is, and offer what others have added. */
+  async #live() {
+    if (this.#busy) return void setTimeout(() => this.#live(), BUSY);
+    if (!this.#open || !this.#list.childElementCount) return this.#again();
+    const asked = this.#asked, where = this.#filters.condition();
+    try {
+      const gone = await freshen(this.#api, this.#list, title), total = await this.#count(where);
+      if (asked !== this.#asked || this.#total === null) return;
+      const more = total - this.#total + gone;
+      this.#say(plural(total, 'image'));
+      this.#news.tell(more > 0 ? where ? `${plural(more, 'more image')} passed the filters by now` : `${plural(more, 'image')} ${more === 1 ? 'was' : 'were'} added` : '');
+    } catch { /* what is listed stays */ }
   }
 
   #more() { if (!this.#busy && this.#cursor) this.#load(false); }
@@ -62,7 +90,12 @@ export class Pictures {
       this.#list.classList.remove('stale');
       this.#filters.fault(null);
       this.#mark();
-      if (anew) this.#count(where, asked);
+      if (!anew) return;
+      this.#news.tell('');
+      const total = await this.#count(where);
+      if (asked !== this.#asked) return;
+      this.#total = total;
+      this.#say(total ? plural(total, 'image') : where ? 'No image passes the filters.' : 'There are no images yet.');
     } catch (error) {
       const explained = await this.#filters.explained(error);
       if (asked !== this.#asked) return;
@@ -77,10 +110,10 @@ export class Pictures {
     }
   }
 
-  async #count(where, asked) {
-    if (!where) this.#total = (await this.#api.get('/gallery')).images;
-    else this.#total = (await this.#api.get(`/facets?columns=label&limit=1&where=${encodeURIComponent(where)}`)).images;
-    if (asked === this.#asked) this.#say(this.#total ? plural(this.#total, 'image') : where ? 'No image passes the filters.' : 'There are no images yet.');
+  /** Return how many images pass a condition; all if it is empty. */
+  async #count(where) {
+    const {images} = await this.#api.get(where ? `/facets?columns=label&limit=1&where=${encodeURIComponent(where)}` : '/gallery');
+    return images;
   }
 
   #card(item) {
@@ -90,7 +123,7 @@ export class Pictures {
     const image = part(card, 'image');
     image.src = item.thumbnail;
     image.alt = `item ${item.id} · ${item.label ?? 'no label'}`;
-    caption(card, item, 'no label');
+    caption(card, item, title(item));
     part(card, 'open').title = fileName(item.key);
     part(card, 'box').ariaLabel = `Select item ${item.id}`;
     return card;

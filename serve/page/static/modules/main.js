@@ -5,6 +5,7 @@ import {Api} from './api.js';
 import {connection} from './connection.js';
 import {keepFocus} from './focus.js';
 import {mountHeader} from './header.js';
+import {followGallery} from './live.js';
 import {mendPictures, mountNotice} from './notice.js';
 import {mountSearch} from './search.js';
 import {Tabs} from './tabs.js';
@@ -36,4 +37,5 @@ address.onChange(opens);
 connection.addEventListener('back', () => address.repeat());
 opens();
 await mountSearch(find('search'), api);
+followGallery(api);
 dialog ??= openDialog();  // ahead of the first click

@@ -2,6 +2,7 @@
 
 import {address} from './address.js';
 import {Actions} from './actions.js';
+import {colouring} from './colouring.js';
 import {part, plural, show} from './dom.js';
 import {Jobs} from './jobs.js';
 import {Legend} from './legend.js';
@@ -14,13 +15,14 @@ const AT_ONCE = 5000;  // images whose map is drawn without being asked for: sec
 const USUAL = 20_000, MOST = 100_000;  // images on a map
 const LISTED = 1000;
 const NO_LABEL = '';
+const COLUMN = 'column:';  // before the name of a column that gives the colours
 const RIGHT = ['wrong', 'right', 'unlabelled'];
 
 /** Start the tab. */
 export const mount = (root, api) => new GalleryMap(root, api);
 
 class GalleryMap {
-  #root; #api; #work; #scatter; #legend; #selection = new Selection(); #gallery; #found; #positions; #failed = false;
+  #root; #api; #work; #scatter; #legend; #selection = new Selection(); #gallery; #found; #positions; #items = null; #category = []; #names = []; #value = _ => null; #failed = false;
 
   constructor(root, api) {
     this.#root = root;
@@ -38,7 +40,12 @@ class GalleryMap {
       if (this.#failed && now.tab === 'map') this.#begin();
       if (this.#found && (before.colour !== now.colour || before.highlight.join('\n') !== now.highlight.join('\n'))) this.#draw();
     });
-    document.addEventListener('lookalike:changed', () => { if (this.#found) this.#say('The gallery has changed since the map was drawn.'); });
+    const stale = () => {
+      this.#items = null;
+      if (this.#found) this.#say('The gallery has changed since the map was drawn.');
+    };
+    document.addEventListener('lookalike:changed', stale);
+    document.addEventListener('lookalike:live', ({detail}) => { if (detail.changed) stale(); });
     new MutationObserver(() => { if (this.#found) this.#draw(); }).observe(document.documentElement, {attributeFilter: ['class']});
     this.#selection.addEventListener('change', () => {
       const {ids} = this.#selection;
@@ -51,6 +58,7 @@ class GalleryMap {
     this.#failed = false;
     try {
       this.#gallery = await this.#api.get('/gallery');
+      part(this.#root, 'colour').append(...this.#gallery.columns.map(column => new Option(`by ${column}`, COLUMN + column)));
       new Actions(part(this.#root, 'selection'), this.#selection, this.#api, this.#gallery.changes);
       const found = await this.#work.resume('map');
       if (found) await this.#open(found);
@@ -81,6 +89,7 @@ class GalleryMap {
   async #open(found) {
     const {ids, total} = this.#found = found;
     this.#positions = new Map(ids.map((id, point) => [id, point]));
+    this.#items = null;
     this.#selection.clear();
     show(part(this.#root, 'drawn'), true);
     part(this.#root, 'what').textContent = `${plural(ids.length, 'image')}${ids.length < total ? ` of ${total.toLocaleString('en')}, drawn at random` : ''}`;
@@ -109,23 +118,55 @@ class GalleryMap {
     });
   }
 
-  #draw() {
-    const {colour, highlight} = address.state, found = this.#found;
+  async #draw() {
+    const {colour} = address.state;
     const theme = document.documentElement.classList.contains('dark') ? 'dark' : 'light';
     part(this.#root, 'colour').value = colour;
-    const byLabel = colour !== 'right';
-    const category = byLabel
-      ? found.label.map(label => label ?? found.labels.length)
-      : found.right.map(right => right === null ? 2 : Number(right));
-    const names = byLabel ? [...found.labels, NO_LABEL] : RIGHT;
-    const colours = byLabel ? [...classColours(found.labels.length, theme), VERDICTS[theme][2]] : VERDICTS[theme];
+    const {category, names, titles, colours} = await this.#categories(colour, theme);
+    const {highlight} = address.state;
+    if (colour !== address.state.colour) return;  // another colour was chosen meanwhile
+    [this.#category, this.#names] = [category, names];
     const counts = new Array(names.length).fill(0);
     for (const one of category) counts[one]++;
     const lit = highlight.length ? category.map(one => highlight.includes(names[one])) : category.map(() => true);
-    const entries = names.map((name, at) => ({name, title: byLabel ? name || 'no label' : TITLES[name], colour: colours[at], count: counts[at]}))
-      .filter(entry => entry.count);
+    const entries = names.map((name, at) => ({name, title: titles[at], colour: colours[at], count: counts[at]})).filter(entry => entry.count);
     this.#legend.draw(entries, highlight);
-    return this.#scatter?.draw({x: found.x, y: found.y, category, lit}, colours, theme);
+    return this.#scatter?.draw({x: this.#found.x, y: this.#found.y, category, lit}, colours, theme);
+  }
+
+  /** Return what the points are coloured by: the place of each one's category in `names`, `titles` and `colours`. */
+  async #categories(colour, theme) {
+    const {ids, label, labels, right} = this.#found, grey = VERDICTS[theme][2];
+    this.#value = _ => null;
+    if (colour === 'right') return {category: right.map(one => one === null ? 2 : Number(one)), names: RIGHT, titles: RIGHT.map(name => TITLES[name]), colours: VERDICTS[theme]};
+    const column = colour.startsWith(COLUMN) ? colour.slice(COLUMN.length) : '';
+    if (column && this.#gallery.columns.includes(column)) {
+      try {
+        const items = await this.#read();
+        this.#value = point => items.get(ids[point])?.metadata[column] ?? null;
+        const found = colouring(ids.map((_, point) => this.#value(point)), theme);
+        return {...found, titles: found.names};
+      } catch (error) {
+        this.#say(error.message);
+      }
+    }
+    const names = [...labels, NO_LABEL];
+    return {category: label.map(one => one ?? labels.length), names, titles: names.map(name => name || 'no label'), colours: [...classColours(labels.length, theme), grey]};
+  }
+
+  /** Return the items of the map by id: those that are not gone. They are kept until the gallery changes. */
+  async #read() {
+    if (this.#items) return this.#items;
+    const {ids} = this.#found, items = new Map();
+    let cursor = null;
+    do {
+      const page = await this.#api.get(`/items?limit=${LISTED}${cursor ? `&cursor=${encodeURIComponent(cursor)}` : ''}`);
+      for (const item of page.items) if (this.#positions.has(item.id)) items.set(item.id, item);
+      cursor = page.next_cursor;
+      if (cursor) this.#say(`Reading: ${plural(items.size, 'image')} of ${ids.length.toLocaleString('en')}`);
+    } while (cursor && items.size < ids.length);
+    if (ids.length > LISTED) this.#say('');
+    return this.#items = items;
   }
 
   #lasso(button) {
@@ -135,10 +176,9 @@ class GalleryMap {
   }
 
   #enclose(points) {
-    const {highlight} = address.state, {ids} = this.#found;
-    const names = address.state.colour === 'right' ? point => RIGHT[this.#found.right[point] === null ? 2 : Number(this.#found.right[point])]
-      : point => this.#found.labels[this.#found.label[point]] ?? NO_LABEL;
-    this.#selection.replace(points.filter(point => !highlight.length || highlight.includes(names(point))).map(point => ids[point]));
+    const {highlight} = address.state;
+    const lit = points.filter(point => !highlight.length || highlight.includes(this.#names[this.#category[point]]));
+    this.#selection.replace(lit.map(point => this.#found.ids[point]));
   }
 
   #card(point) {
@@ -149,6 +189,8 @@ class GalleryMap {
     part(card, 'image').src = this.#thumbnail(point);
     part(card, 'label').textContent = labels[label[point]] ?? 'no label';
     part(card, 'fact').textContent = right[point] === false ? 'its nearest neighbour has another label' : '';
+    const value = this.#value(point);
+    part(card, 'value').textContent = value === null ? '' : `${address.state.colour.slice(COLUMN.length)}: ${value}`;
     part(this.#root, 'spoken').textContent = `${labels[label[point]] ?? 'no label'}, item ${ids[point]}`;
     const {width, height} = part(this.#root, 'stage').getBoundingClientRect();
     card.style.translate = `${x > width / 2 ? x - card.offsetWidth - 12 : x + 12}px ${Math.min(y + 12, height - card.offsetHeight)}px`;
@@ -158,19 +200,13 @@ class GalleryMap {
 
   /** Save the map as a table, which other tools open: places, labels and all metadata. */
   async #export(button) {
-    const {ids, x, y, right} = this.#found, rows = [];
+    const {x, y, right} = this.#found;
     button.ariaBusy = 'true';
     try {
-      let cursor = null;
-      do {
-        const page = await this.#api.get(`/items?limit=${LISTED}${cursor ? `&cursor=${encodeURIComponent(cursor)}` : ''}`);
-        for (const item of page.items) {
-          const point = this.#positions.get(item.id);
-          if (point !== undefined) rows.push({...item, metadata: {map_x: x[point], map_y: y[point], map_right: right[point], ...item.metadata}});
-        }
-        cursor = page.next_cursor;
-        this.#say(`Reading: ${plural(rows.length, 'image')} of ${ids.length.toLocaleString('en')}`);
-      } while (cursor && rows.length < ids.length);
+      const rows = [...await this.#read()].map(([id, item]) => {
+        const point = this.#positions.get(id);
+        return {...item, metadata: {map_x: x[point], map_y: y[point], map_right: right[point], ...item.metadata}};
+      });
       save(csv(rows), 'map.csv', 'text/csv');
       this.#say(`Saved ${plural(rows.length, 'image')} in map.csv.`);
     } catch (error) {

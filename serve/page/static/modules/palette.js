@@ -10,6 +10,17 @@ export const VERDICTS = {light: ['#9a3412', '#60a5fa', '#94a3b8'], dark: ['#fb92
 export const classColours = (count, theme) => Array.from({length: Math.max(count, 1)}, (_, index) =>
   hex((index * GOLDEN_ANGLE) % 360, index % 2 ? 55 : 75, LIGHTNESS[theme][index % 3]));
 
+const SCALE = ['#440154', '#46327e', '#365c8d', '#277f8e', '#1fa187', '#4ac16d', '#a0da39', '#fde725'];  // viridis
+
+/** Return the colours of so many steps of a scale, dark ones first: told apart by lightness, too. */
+export const scaleColours = steps => Array.from({length: steps}, (_, at) => {
+  const place = steps > 1 ? at * (SCALE.length - 1) / (steps - 1) : 0, from = Math.min(Math.floor(place), SCALE.length - 2);
+  const mixed = channel => Math.round((1 - place + from) * channels(SCALE[from])[channel] + (place - from) * channels(SCALE[from + 1])[channel]);
+  return `#${[0, 1, 2].map(channel => mixed(channel).toString(16).padStart(2, '0')).join('')}`;
+});
+
+const channels = colour => [1, 3, 5].map(at => parseInt(colour.slice(at, at + 2), 16));
+
 function hex(hue, saturation, lightness) {
   const reach = saturation / 100 * Math.min(lightness, 100 - lightness) / 100;
   const channel = offset => {

@@ -4,6 +4,7 @@ import {bandName, withBands} from './bands.js';
 import {caption, choice, nameCards, redraw, steer} from './cards.js';
 import {clone, part, proportion, show} from './dom.js';
 import {DRAGGED} from './intake.js';
+import {freshen} from './news.js';
 
 const AHEAD = '1200px';  // how far below the screen further hits are asked for
 
@@ -67,6 +68,9 @@ export class Results {
     show(this.#end, false);
   }
 
+  /** Bring the labels of the hits up to date. */
+  freshen(api) { return freshen(api, this.#list, title); }
+
   #card(hit, rank, labels) {
     const card = clone('hit'), words = likeness(hit);
     proportion(card, hit);
@@ -79,12 +83,14 @@ export class Results {
     image.alt = `${rank} · ${words} · ${hit.label ?? 'no label'}${compared}`;
     image.src = hit.thumbnail;
     if (mark) part(card, 'mark').className = mark;
-    caption(card, hit, fileName(hit.key));
+    caption(card, hit, title(hit));
     part(card, 'score').textContent = hit.probability === null ? decimals(hit.score) : percent(hit.probability);
     part(card, 'open').title = [fileName(hit.key), words, ...Object.entries(hit.metadata).map(([name, value]) => `${name}: ${value}`)].join('\n');
     return card;
   }
 }
+
+const title = item => item.label ?? fileName(item.key);
 
 /** Return how alike a hit is, in words. Only a calibrated gallery has probabilities: a cosine is none. */
 const likeness = ({score, probability}) => `similarity ${score.toFixed(4)}`

@@ -7,6 +7,7 @@ import {orders, part, plural, show, statusLine} from './dom.js';
 import {faulty, Filters} from './filters.js';
 import {toContent} from './focus.js';
 import {takeHits, takePictures, takeSlash} from './intake.js';
+import {News} from './news.js';
 import {chosen, GALLERY, UNCHOSEN} from './options.js';
 import * as pictures from './pictures.js';
 import {Query} from './query.js';
@@ -39,7 +40,7 @@ export async function mountSearch(element, api) {
 }
 
 class SearchTab {
-  #root; #api; #gallery; #say; #query; #results; #searcher; #filters; #sharing; #welcome; #asked = ''; #answered = EMPTY; #told = ''; #matching = {where: '', images: null}; #complete = true; #busy = false; #halted = false; #taken = 0;
+  #root; #api; #gallery; #say; #query; #results; #news; #searcher; #filters; #sharing; #welcome; #asked = ''; #answered = EMPTY; #told = ''; #matching = {where: '', images: null}; #complete = true; #busy = false; #halted = false; #taken = 0;
 
   constructor(root, api, gallery, say) {
     this.#root = root;
@@ -51,13 +52,14 @@ class SearchTab {
     this.#filters = new Filters(part(root, 'filters'), api, gallery);
     this.#sharing = new Sharing(root, api, gallery, say);
     this.#results = new Results(part(root, 'results'), (act, hit) => this.#act(act, hit), () => this.#more());
+    this.#news = new News(part(root, 'news'), () => this.#again());
     this.#welcome = new Welcome(part(root, 'examples'), api, item => this.#add('like', [{item, region: null}], true));
     this.#ask();
     address.onChange(() => this.follow());
     document.addEventListener('lookalike:search', ({detail: {item, side = 'like', alone = true}}) =>
       this.#add(side, [{item, region: null}], alone));
-    document.addEventListener('lookalike:grown', ({detail}) => this.#grow(detail));
-    document.addEventListener('lookalike:changed', () => { this.#asked = ''; this.follow(); });
+    document.addEventListener('lookalike:live', ({detail}) => this.#live(detail));
+    document.addEventListener('lookalike:changed', () => this.#again());
   }
 
   /** Show the state of the address: the query, and its results if another query is asked. */
@@ -98,6 +100,7 @@ class SearchTab {
       const [labels] = await Promise.all([this.#labels(), this.#countMatching()]);
       this.#results.draw(answer.hits, labels, {grows, complete: answer.complete});
       this.#filters.fault(null);
+      if (!grows) this.#news.tell('');
       this.#told = this.#summary(answer, performance.now() - started);
       this.#say(this.#told);
       if (!grows) scrollTo({top: 0});
@@ -113,6 +116,32 @@ class SearchTab {
     } finally {
       if (asked === this.#asked) this.#busy = false;
     }
+  }
+
+  #again() {
+    this.#asked = '';
+    return this.follow();
+  }
+
+  /** Take what the gallery holds now: count, or bring the hits up to date and offer others that it has. */
+  async #live({images, indexing, changed}) {
+    const same = images === this.#gallery.images && !indexing === !this.#gallery.indexing;
+    this.#gallery = {...this.#gallery, images, indexing};
+    const {state} = address, {hits} = this.#results, asked = this.#asked;
+    if (!asks(state) && !same) {
+      this.#begin();
+      this.#say(this.#hint());
+    }
+    if (!changed || !hits.length || this.#busy) return;
+    if (state.tab) return void (this.#asked = '');  // searched again when the tab is opened
+    try {
+      await this.#results.freshen(this.#api);
+      if (asked !== this.#asked || this.#busy) return;
+      const answer = await this.#searcher.run(state, this.#filters.condition(), Math.max(hits.length, FIRST), () => {});
+      if (asked !== this.#asked || !answer) return;
+      const known = new Set(hits.map(hit => hit.id)), others = answer.hits.filter(hit => !known.has(hit.id)).length;
+      this.#news.tell(others ? `${plural(others, 'other result')} would be found now` : '');
+    } catch { /* what is shown stays */ }
   }
 
   #sending(share) { this.#say(share < 1 ? `Sending the picture: ${Math.round(100 * share)} %` : 'Searching …'); }
@@ -225,14 +254,6 @@ class SearchTab {
   }
 
   // ---- before the first search
-
-  /** Take a gallery that has more images than before: begin with some of them, if there is no query yet. */
-  #grow(gallery) {
-    this.#gallery = gallery;
-    if (asks(address.state)) return;
-    this.#begin();
-    this.#say(this.#hint());
-  }
 
   #hint() {
     if (!this.#gallery.images && this.#gallery.indexing) return 'The first images are being indexed …';

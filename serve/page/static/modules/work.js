@@ -23,6 +23,9 @@ export class Work {
 
   say(text) { part(this.#root, 'status').textContent = text; }
 
+  /** Say something after what was said. */
+  add(text) { part(this.#root, 'status').textContent += ` ${text}`; }
+
   async #follow(begin) {
     const bar = part(this.#root, 'progress');
     try {
