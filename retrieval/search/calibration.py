@@ -140,7 +140,9 @@ class CalibrationFile:
 
 
 def write_calibration(folder: Path, calibration: Calibration) -> None:
-    """Write the calibration of a gallery atomically, in place of an earlier one."""
+    """Write the calibration of a gallery atomically, in place of an earlier one and of drafts of killed runs."""
+    for draft in folder.glob(f"{NAME}.tmp-*"):
+        draft.unlink(missing_ok=True)
     write_texts(folder, {NAME: json.dumps({"format": _FORMAT, **asdict(calibration)}, indent=2) + "\n"})
 
 

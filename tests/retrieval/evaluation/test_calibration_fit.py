@@ -206,7 +206,9 @@ def test_probabilities_of_hits(gallery: Gallery) -> None:
     calibration, quality = calibrate(gallery)
     assert quality.ece < 0.1
     assert quality.brier < quality.brier_of_share
+    (gallery.folder / f"{NAME}.tmp-0").write_text("of a run that was killed")
     write_calibration(gallery.folder, calibration)
+    assert [file.name for file in gallery.folder.glob(f"{NAME}*")] == [NAME]
     whole = gallery.find(query, SearchOptions(40))[0]
     probability = {hit.id: hit.probability or 0.0 for hit in whole}
     values = [*probability.values()]
