@@ -140,7 +140,7 @@ class CalibrationFile:
 
 
 def write_calibration(folder: Path, calibration: Calibration) -> None:
-    """Write the calibration of a gallery atomically, in place of an earlier one and of drafts of killed runs."""
+    """Write the calibration of a gallery atomically; what killed runs have left of theirs is deleted."""
     for draft in folder.glob(f"{NAME}.tmp-*"):
         draft.unlink(missing_ok=True)
     write_texts(folder, {NAME: json.dumps({"format": _FORMAT, **asdict(calibration)}, indent=2) + "\n"})

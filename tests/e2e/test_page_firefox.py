@@ -40,12 +40,15 @@ def started(program: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 def firefox(started: Firefox, server: Server) -> Iterator[Firefox]:
-    """Firefox at the page of the shop; its scripts must have no error."""
+    """Firefox at the page of the shop; its scripts must have no error.
+
+    Firefox calls it one that the stream of events ends when the page is left.
+    """
     started.errors.clear()
     started.open(server.url)
     started.expect(STATUS, "24 images in the gallery.")
     yield started
-    assert started.errors == []
+    assert [text for text in started.errors if "/v1/events was interrupted" not in text] == []
 
 
 def test_a_picture_and_its_region_are_searched_with(firefox: Firefox, shop: Path) -> None:
@@ -59,7 +62,8 @@ def test_a_picture_and_its_region_are_searched_with(firefox: Firefox, shop: Path
     firefox.expect("location.search.includes('@')")
     firefox.expect(f"{STATUS}.startsWith('24 results') && !{FIRST}.includes('1.0000')")
     found = firefox.evaluate(FIRST)
-    firefox.click("#results .hits li:nth-child(2) [data-act=like]")
+    firefox.evaluate("document.querySelector('#results .hits [data-rank=\"2\"] .open').focus()")
+    firefox.press("+")  # it has no mouse, so that there are no buttons over pictures
     firefox.expect(HITS, 23)
     firefox.evaluate("history.back()")
     firefox.expect(FIRST, found)
@@ -82,7 +86,7 @@ def test_filters_panels_and_the_order(firefox: Firefox, server: Server) -> None:
 def test_the_dialog_and_its_colours(firefox: Firefox, server: Server, gallery: Gallery) -> None:
     firefox.open(f"{server.url}/?like=3")
     firefox.expect(FIRST, caption(1, gallery.search_id(3, 1)[0]))
-    firefox.click("#results .hits li:nth-child(1) [data-act=open]")
+    firefox.click("#results .hits [data-rank='1'] [data-act=open]")
     firefox.expect("document.getElementById('dialog').open")
     firefox.click("#dialog [data-act=compare]")
     firefox.expect("document.querySelector('#dialog [data-act=compare]').ariaPressed", "true")
