@@ -44,8 +44,8 @@ def _kill_all(server: Server) -> None:
     """Kill all workers one after the other and wait until they are replaced."""
     for worker in server.workers():
         os.kill(worker, signal.SIGKILL)
-        wait_until(lambda: worker not in (now := server.workers()) and len(now) == 2)  # noqa: B023
-        wait_until(lambda: (answer := _get(server, "/healthz")) is not None and answer.status_code == 200)
+        wait_until(lambda: worker not in (now := server.workers()) and len(now) == 2, 90)  # noqa: B023
+        wait_until(lambda: (answer := _get(server, "/healthz")) is not None and answer.status_code == 200, 90)
 
 
 def test_metrics_and_jobs_cover_all_processes(shop_gallery: Path, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ OPERATIONS = [
     ("GET", "/examples"),
     ("GET", "/items/{id}/picture"),
     ("PATCH", "/items/{id}"),
+    ("POST", "/items:label"),
     ("POST", "/items:remove"),
     ("POST", "/heatmap"),
     ("GET", "/evaluation/classes"),
@@ -57,6 +58,9 @@ OPERATIONS = [
     ("POST", "/decisions"),
     ("GET", "/decisions/{n}"),
     ("DELETE", "/decisions/{n}"),
+    ("POST", "/decisions:undo"),
+    ("GET", "/views"),
+    ("POST", "/views"),
     ("GET", "/models"),
     ("GET", "/models/{id}"),
     ("GET", "/healthz"),
@@ -74,7 +78,7 @@ PLAIN = {
     ("GET", f"/{name}")
     for name in (
         *("gallery", "galleries", "evaluation", "evaluation/reports"),
-        *("jobs", "models", "healthz", "readyz", "metrics"),
+        *("jobs", "models", "views", "healthz", "readyz", "metrics"),
     )
 }
 WRONG = [
