@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import distribution
+from multiprocessing import forkserver
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     plugins._entry_points.cache_clear()
     yield
     plugins._entry_points.cache_clear()
+    forkserver._forkserver._stop()  # it has the variable, and so would all later processes
     for kind in KINDS:
         registry._ENTRIES[kind] = before[kind]
     for name in set(sys.modules) - modules:
