@@ -116,5 +116,5 @@ def _told() -> Iterator[None]:
     try:
         yield
     except LookalikeError as error:
-        told = str(error) if isinstance(error, InputError | ServerError) else INTERNAL_DETAIL
-        raise gr.Error(told, print_exception=False) from error
+        message = str(error) if isinstance(error, InputError | ServerError) else INTERNAL_DETAIL
+        raise gr.Error(message, print_exception=False) from error

@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 WINDOWS = [(1440, 900), (1280, 800), (768, 1024), (390, 844), (844, 390)]
 PANELS = ["label", "price", "date", "colour", "seller", "stock", "organic", "description", "Advanced"]
-# Places of an element that the window cuts off or others hide: near its corners, and its middle.
 _TWO_FRAMES = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+# Places of an element that the window cuts off or others hide: near its corners, and its middle.
 _HIDDEN = """
 panel => {
   const {left, top, right, bottom} = panel.getBoundingClientRect();

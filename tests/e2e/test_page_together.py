@@ -81,7 +81,7 @@ def pictures(page: Page) -> Locator:
 
 
 def hears(page: Page) -> None:
-    """Wait until the page listens, and has been told the present state."""
+    """Wait until the page listens and has received the present state."""
     page.wait_for_function("() => window.heard && sources.at(-1).readyState === 1")
 
 
@@ -182,7 +182,7 @@ def test_own_changes_are_no_news(opens: Opens, gallery: Gallery, tmp_path: Path)
     expect(page.get_by_test_id("add-status")).to_have_text("1 image added.")
     page.get_by_role("button", name="Pictures").click()
     expect(page.get_by_test_id("gallery-status")).to_have_text(f"{len(gallery) + 1} images")
-    page.wait_for_timeout(2500)  # the server has told of it by now
+    page.wait_for_timeout(2500)  # the server has sent the event by now
     expect(page.locator("#collection [data-part=view-] .news")).to_have_text("")
 
 
