@@ -394,7 +394,7 @@ class _Run:
 
     def _record_bad(self, file: BadFile, has_item: bool) -> None:
         """Record an unusable file; keep the item of a file that is only unreachable at present."""
-        if has_item and file.reason in (ImageError.MISSING, ImageError.PERMISSION):
+        if has_item and file.reason in ImageError.UNREACHABLE:
             self._result.bad.append(file)
         else:
             self._collected.bad.append(file)

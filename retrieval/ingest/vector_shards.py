@@ -410,7 +410,7 @@ def _origin(schema: Any) -> ShardOrigin | None:
 def _kind(reason: str | None) -> int:
     if reason is None:
         return _USABLE
-    return _UNREACHABLE if reason in (ImageError.MISSING, ImageError.PERMISSION) else _UNUSABLE
+    return _UNREACHABLE if reason in ImageError.UNREACHABLE else _UNUSABLE
 
 
 def _hashes(paths: Sequence[str]) -> np.ndarray:

@@ -129,8 +129,7 @@ _ITEMS_BETWEEN = (
     "SELECT path, id, CASE WHEN vector IS NULL THEN -1 ELSE size END, mtime_ns FROM gallery.items AS items "
     f"WHERE root = ? AND path BETWEEN ? AND ? AND {LIVE} AND path != '' LIMIT ?"
 )
-# Why a file could not be read, which may have passed.
-_UNREACHABLE = f"'{ImageError.MISSING}', '{ImageError.PERMISSION}'"
+_UNREACHABLE = ", ".join(f"'{reason}'" for reason in ImageError.UNREACHABLE)
 # Several items may have the same file: the one with the given key, or else the newest, counts.
 _COMPARE = f"""
 INSERT INTO verdicts SELECT n, CASE

@@ -535,9 +535,8 @@ class Store:
             named.update(segments.files_of(file))
         left = [
             entry
-            for entry in sorted(
-                path for part in ("segments", "indexes") for path in (self.folder / part).glob("*")
-            )
+            for part in ("segments", "indexes")
+            for entry in sorted((self.folder / part).glob("*"))
             if entry.name not in named and entry != self.index_parts
         ]
         left += sorted(self.folder.glob(f"{COPY}.tmp-*"))
