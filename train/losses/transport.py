@@ -8,6 +8,7 @@ holds the share of sample i in the plan of its class.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ _START = 0.5  # epsilon of the first stage; costs are in [0, 2]
 _SHRINK = 0.3  # factor on epsilon once a class is close to its marginals
 _GATE = 0.2  # L1 marginal error that counts as close
 _RIDGE = {torch.float32: 1e-6, torch.float64: 1e-12}  # of the marginals: a deterministic plan is singular
+_UNROLLED = 8  # samples of a class up to which compiled code solves its system in plain arithmetic
 _UNSTOPPED = 16  # steps where convergence cannot be tested: all batches of many dimensions converge
 
 
@@ -64,6 +66,9 @@ def solve_transport(
         root = groups.column.sqrt()  # of the weights of the columns
         constant = _constant_part(groups)
         used = torch.zeros_like(cost[0, 0, 0])
+        if torch.compiler.is_compiling() and groups.same is None and cost.shape[1] <= _UNROLLED:
+            rows, sharpness, used = _unrolled_steps(cost, groups, epsilon, tolerance, last)
+            last = 0
         for step in range(last + 1):
             logits = torch.addcmul((rows + absent)[:, :, None], cost, sharpness[:, :, None], value=-1)
             root_plan = groups.softmax(logits).mul_(root)  # column marginals are exact
@@ -115,6 +120,82 @@ def _solve(system: Tensor, right: Tensor) -> Tensor:
     """Return [G, n] the solutions of positive definite systems."""
     factor, _ = torch.linalg.cholesky_ex(system)
     return torch.cholesky_solve(right[:, :, None], factor)[:, :, 0]
+
+
+def _unrolled_steps(
+    cost: Tensor, groups: ClassGroups, epsilon: float, tolerance: float, steps: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Take the steps of `solve_transport` with a tensor for each row of a group, for a compiler.
+
+    A step becomes two or three kernels: the sums over the batch share one pass, and the small systems are
+    solved in plain arithmetic on [G] tensors. With products of matrices they are a dozen.
+
+    Returns:
+        Row potentials over epsilon [G, n], 1 / epsilon [G, 1], and the steps in which any class moved.
+    """
+    costs, root = cost.unbind(1), groups.column[:, 0].sqrt()  # [G, B] each
+    rows = [torch.zeros_like(value) for value in groups.row.unbind(1)]  # [G] each
+    row = groups.row.unbind(1)
+    each = groups.each.unbind(1)
+    ridge = _RIDGE[cost.dtype]
+    sharpness = torch.full_like(row[0], 1 / _START)
+    moved = []
+    for _ in range(steps):
+        logits = [r[:, None] - c * sharpness[:, None] for r, c in zip(rows, costs, strict=True)]
+        peak = functools.reduce(torch.maximum, logits)
+        shares = [(value - peak).exp() for value in logits]
+        scale = root / sum(shares)
+        plan = [value * scale for value in shares]
+        sums = [(value * root).sum(1) for value in plan]
+        products = [[(a * b).sum(1) for b in plan[: i + 1]] for i, a in enumerate(plan)]
+        residual = [wanted - found for wanted, found in zip(row, sums, strict=True)]
+        error = sum(value.abs() for value in residual)
+        active = (error >= tolerance) | (sharpness < 1 / epsilon)
+        system = [
+            [
+                each[i] * each[j] - products[i][j] + (sums[i] + ridge * each[i] if i == j else 0)
+                for j in range(i + 1)
+            ]
+            for i in range(len(rows))
+        ]
+        newton = _solve_unrolled(system, residual)
+        centre = sum(value * share for value, share in zip(newton, each, strict=True))
+        newton = [value - centre for value in newton]
+        reach = functools.reduce(torch.maximum, [value.abs() for value in newton])
+        damping = reach.log1p() / reach.clamp(min=1e-30)
+        sharper = (sharpness * (1 + (1 / _SHRINK - 1) * (error < _GATE))).clamp(max=1 / epsilon)
+        growth = sharper / sharpness
+        rows = [
+            torch.where(active, (r + damping * value) * growth, r)
+            for r, value in zip(rows, newton, strict=True)
+        ]
+        sharpness = sharper
+        moved.append(active)
+    return torch.stack(rows, 1), sharpness[:, None], torch.stack(moved).any(1).sum(dtype=cost.dtype)
+
+
+def _solve_unrolled(system: list[list[Tensor]], right: list[Tensor]) -> list[Tensor]:
+    """Solve symmetric positive definite systems by L D Lᵀ.
+
+    Args:
+        system: Lower triangles: row i has the i + 1 entries up to the diagonal, [G] each.
+        right: Right sides, n of [G].
+    """
+    lower: list[list[Tensor]] = []  # L without its diagonal of ones
+    pivots: list[Tensor] = []
+    solved: list[Tensor] = []  # by L
+    for row, wanted in zip(system, right, strict=True):
+        scaled: list[Tensor] = []  # the row of L D
+        for entry, above in zip(row, lower, strict=False):
+            scaled.append(entry - sum(a * b for a, b in zip(scaled, above, strict=True)))
+        lower.append([value / pivot for value, pivot in zip(scaled, pivots, strict=True)])
+        pivots.append(row[-1] - sum(a * b for a, b in zip(scaled, lower[-1], strict=True)))
+        solved.append(wanted - sum(a * b for a, b in zip(lower[-1], solved, strict=True)))
+    found = [value / pivot for value, pivot in zip(solved, pivots, strict=True)]
+    for i in reversed(range(len(found))):
+        for j in range(i):
+            found[j] = found[j] - lower[i][j] * found[i]
+    return found
 
 
 def epsilon_derivative(cost: Tensor, groups: ClassGroups, plans: Plans, epsilon: float) -> Tensor:

@@ -24,7 +24,14 @@ EPSILON = 2.5e-3
 def cloud(kind: str, seed: int, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
     """Unit vectors and labels."""
     g = torch.Generator().manual_seed(seed)
-    sizes = {"pairs": [2] * 16, "uneven": [13, 7, 4, 2, 1, 1], "two": [20, 20], "one big": [30, 2, 1]}
+    sizes = {
+        "pairs": [2] * 16,
+        "uneven": [13, 7, 4, 2, 1, 1],
+        "two": [20, 20],
+        "one big": [30, 2, 1],
+        "eights": [8] * 5,
+        "ones": [1] * 9,
+    }
     counts = torch.tensor(sizes.get(kind, [4] * 12))
     y = torch.arange(len(counts)).repeat_interleave(counts)
     dim = 2 if kind == "circle" else 16
@@ -36,6 +43,27 @@ def cloud(kind: str, seed: int, dtype: torch.dtype = torch.float64) -> tuple[tor
     if kind == "duplicates":
         x = x[torch.randint(0, 9, (len(y),), generator=g)]
     return F.normalize(x.to(dtype), dim=1), y
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", ["clusters", "random", "pairs", "collapsed", "eights", "ones"])
+def test_a_compiler_gets_the_same_plans(
+    kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a tensor for each row of a class, and no product or factorisation of matrices."""
+    x, y = cloud(kind, 0, dtype)
+    size = int(y.bincount().max())
+    groups = class_groups(y, dtype, size)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-10
+    found = solve_transport(1 - x @ x.T, groups, EPSILON, tolerance, 40)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    for name in ("_solve", "_system"):
+        monkeypatch.delattr(solver, name)
+    compiled = solve_transport(1 - x @ x.T, groups, EPSILON, tolerance, 40)
+    assert float(compiled.error) <= tolerance
+    torch.testing.assert_close(compiled.plan, found.plan, rtol=0, atol=10 * tolerance / size)
+    torch.testing.assert_close(compiled.value, found.value, rtol=1e-5, atol=1e-7)
+    assert compiled.iterations == found.iterations
 
 
 KINDS = ["clusters", "random", "pairs", "uneven", "two", "one big", "circle", "collapsed", "duplicates"]
