@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks import training
 from benchmarks.gpu_check.results import Row, limited
+from benchmarks.gpu_check.workload import Workload
 from train import losses
 
 CLASSES, PER_CLASS, DIM = 16, 4, 32
@@ -49,11 +50,12 @@ def choices(annotation: Any) -> list[str]:
     return [choice for part in typing.get_args(annotation) for choice in choices(part)]
 
 
-def compare(device: torch.device) -> Iterator[Row]:
+def compare(work: Workload) -> Iterator[Row]:
     """Compare value and gradient of every loss on the CPU and on the device.
 
     Losses that draw at random draw other numbers on a GPU; their values must be finite.
     """
+    device = work.device
     worst, differing, unread, random = 0.0, [], 0, 0
     specs = specifications()
     for spec in specs:
@@ -167,4 +169,15 @@ def seconds(work: Callable[[], object], times: int, device: torch.device) -> flo
     """Return the seconds of one run of `work`, after three to warm up."""
     for _ in range(3):
         work()
-    return training.seconds(work, times, device) / times
+    wait(device)
+    start = time.perf_counter()
+    for _ in range(times):
+        work()
+    wait(device)
+    return (time.perf_counter() - start) / times
+
+
+def wait(device: torch.device) -> None:
+    """Wait until a GPU has done its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import subprocess
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.gallery_scale import commit
 from benchmarks.gpu_check.results import Row
 from retrieval.machine.devices import driver_cuda, gpus
 from retrieval.machine.installation import NAMES, versions
@@ -35,10 +35,38 @@ def results(device: torch.device, checks: dict[str, list[Row]], seconds: dict[st
         "driver_cuda": f"{cuda[0]}.{cuda[1]}" if cuda else None,
         "versions": versions(NAMES),
         "date": date.today().isoformat(),
-        "commit": commit(),
+        "commit": _commit(),
         "seconds": {check: round(taken, 1) for check, taken in seconds.items()},
         "checks": {check: [asdict(row) for row in rows] for check, rows in checks.items()},
     }
+
+
+def merge(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return one set of results from several, of one device; of a check that is in two, the later one counts.
+
+    The commit is that of the working tree where a part has none, as on a machine without git.
+    """
+    devices = {part["device"] for part in parts}
+    if len(devices) > 1:
+        raise SystemExit(f"results of several devices cannot be merged: {', '.join(sorted(devices))}")
+    merged = dict(parts[-1], checks={}, seconds={}, versions={})
+    for part in parts:
+        for key in ("checks", "seconds", "versions"):
+            merged[key] |= part[key]
+    return merged | {"commit": merged["commit"] or _commit()}
+
+
+def rows(found: dict[str, Any]) -> tuple[dict[str, list[Row]], dict[str, float]]:
+    """Return the rows and the seconds of each check of results."""
+    return {check: [Row(**row) for row in each] for check, each in found["checks"].items()}, found["seconds"]
+
+
+def _commit() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, cwd=PAGE.parent).stdout.strip()
+    except FileNotFoundError:
+        return ""
 
 
 def write(found: dict[str, Any]) -> None:
@@ -66,7 +94,7 @@ def to_markdown(found: dict[str, Any] | None) -> str:
     installed = ", ".join(f"{package} {number}" for package, number in found["versions"].items())
     lines = [
         f"Measured on one **{found['device']}** (driver for CUDA {found['driver_cuda']}; {installed}), "
-        f"{found['date']}, commit {found['commit']}.",
+        f"{found['date']}, commit {found['commit']}, {sum(found['seconds'].values()):.0f} s.",
         "",
         "| check | measured | |",
         "|---|---|---|",

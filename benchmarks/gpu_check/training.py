@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.gpu_check.losses import forbidden_reads, seconds, shares
+from benchmarks.gpu_check.losses import forbidden_reads, seconds, shares, wait
 from benchmarks.gpu_check.results import Row, Verdict, limited
 from benchmarks.gpu_check.workload import Workload, lookalike, settings
 from retrieval import Preprocess
@@ -32,42 +32,64 @@ EXACT = 0.0  # difference of weights after a resumed run, with `deterministic`
 
 def steps(work: Workload) -> Iterator[Row]:
     """Take training steps of each family of backbones while host reads are errors, and time the losses."""
-    taken = {}
-    for backbone, side in work.backbones.items():
-        config = Config(
-            data="digits",
-            model=ModelConfig(backbone=backbone, embedding_dim=512),
-            preprocess=Preprocess(size=side, resize=side),
-            loss=LOSS,
-            precision="bf16" if work.device.type == "cuda" else "fp32",
-            device=str(work.device),
-        )
-        group = join_process_group(config.device)
-        model = initial_model(config).to(group.device).train()
-        loss = initial_loss(config, work.batch // 4).to(group.device)
-        fused = group.device.type == "cuda"
-        optimizer = build_optimizer(model, loss, config.optimizer, fused=fused)
-        step = Step(model, loss, optimizer, group, precision=config.precision)
-        labels = torch.arange(work.batch // 4, device=group.device).repeat_interleave(4)
-        shape = (work.batch, side, side, 3)
-        pixels = torch.randint(0, 256, shape, dtype=torch.uint8, device=group.device)
-        peak = PeakMemory(group.device)
-        taken[backbone] = seconds(lambda: step(pixels, labels, 1), 10, group.device)  # noqa: B023
-        try:
-            with forbidden_reads(group.device):
-                step(pixels, labels, 1)
-            problem = ""
-        except RuntimeError as error:
-            problem = f"; waits for the device: {str(error).splitlines()[0]}"
-        used = (peak.read() or 0) / 2**30
-        yield Row(
-            f"step of {backbone.removeprefix('timm:')} at {side} px, {work.batch} images",
-            f"{1000 * taken[backbone]:.1f} ms, {work.batch / taken[backbone]:.0f} images/s, "
-            f"{used:.1f} GiB{problem}",
-            "FAILED" if problem else "ok" if group.device.type == "cuda" else "",
-            {"seconds": taken[backbone], "batch": work.batch, "gib": used, "precision": config.precision},
-        )
-    yield from shares(work.device, taken, work.batch)
+    for batch in work.batches:
+        taken = {}
+        for backbone in work.backbones:
+            row, taken[backbone] = time_step(work, backbone, batch, ())
+            yield row
+        yield from shares(work.device, taken, batch)
+
+
+def networks(work: Workload) -> Iterator[Row]:
+    """Time steps with a compiled network."""
+    if work.device.type == "cuda":
+        for backbone in work.backbones:
+            for parts in (("loss",), ("network", "loss")):
+                yield time_step(work, backbone, work.batch, parts)[0]
+            torch._dynamo.reset()
+    else:
+        yield Row("compiled networks", "only for a GPU", "skipped")
+
+
+def time_step(work: Workload, backbone: str, batch: int, compiled: tuple[str, ...]) -> tuple[Row, float]:
+    """Return the row of a training step, and its seconds."""
+    side, device = work.backbones[backbone], work.device
+    config = Config(
+        data="digits",
+        model=ModelConfig(backbone=backbone, embedding_dim=512),
+        preprocess=Preprocess(size=side, resize=side),
+        loss=LOSS,
+        precision="bf16" if device.type == "cuda" else "fp32",
+        device=str(device),
+    )
+    group = join_process_group(config.device)
+    model = initial_model(config).to(device).train()
+    loss = initial_loss(config, batch // 4).to(device)
+    optimizer = build_optimizer(model, loss, config.optimizer, fused=device.type == "cuda")
+    step = Step(model, loss, optimizer, group, precision=config.precision, compiled=compiled)
+    labels = torch.arange(batch // 4, device=device).repeat_interleave(4)
+    pixels = torch.randint(0, 256, (batch, side, side, 3), dtype=torch.uint8, device=device)
+    peak = PeakMemory(device)
+    start = time.perf_counter()
+    step(pixels, labels, 1)
+    wait(device)
+    first = time.perf_counter() - start
+    taken = seconds(lambda: step(pixels, labels, 1), 10, device)
+    try:
+        with forbidden_reads(device):
+            step(pixels, labels, 1)
+        problem = ""
+    except RuntimeError as error:
+        problem = f"; waits for the device: {str(error).splitlines()[0]}"
+    used = (peak.read() or 0) / 2**30
+    what = f"step of {backbone.removeprefix('timm:')} at {side} px, {batch} images"
+    row = Row(
+        what + (f", compiled {' and '.join(compiled)}" if compiled else ""),
+        f"{1000 * taken:.1f} ms, {batch / taken:.0f} images/s, {used:.1f} GiB, first {first:.1f} s{problem}",
+        "FAILED" if problem else "ok" if device.type == "cuda" else "",
+        {"seconds": taken, "batch": batch, "gib": used, "first": first, "precision": config.precision},
+    )
+    return row, taken
 
 
 def precision(work: Workload) -> Iterator[Row]:

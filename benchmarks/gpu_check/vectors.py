@@ -9,10 +9,10 @@ from typing import TypeVar
 import faiss
 import numpy as np
 
-from benchmarks.gpu_check.results import Row, limited
+from benchmarks.gpu_check.results import Row, Verdict, limited
 from benchmarks.gpu_check.workload import Workload
 from retrieval.machine.devices import Device
-from retrieval.machine.faiss_backend import CPU, CpuBackend, KMeans, backend_for
+from retrieval.machine.faiss_backend import CPU, CpuBackend, GpuBackend, KMeans, backend_for
 from retrieval.search import kinds, training
 from retrieval.search.vectors import Vectors
 
@@ -21,6 +21,8 @@ DIM = 128
 K = 10
 EFFORT = 128  # of a search in an index
 SCORE_ERROR = 1e-5  # between float32 products of the same vectors
+GRAPH_RECALL = 0.95
+CROSSED = ((1024, 128), (4096, 128), (8192, 256), (16384, 512), (60502, 512))
 MORE_DISTANCE = 0.02  # of points from their centroids, between two runs of k-means
 
 
@@ -43,6 +45,58 @@ def compare(work: Workload) -> Iterator[Row]:
     yield row
     for kind in ("ivf-sq8", "hnsw"):
         yield from index(kind, points, backend)
+    if isinstance(backend, GpuBackend):
+        yield graph(backend, clustered(5 * work.vectors))
+
+
+def crossover(work: Workload) -> Iterator[Row]:
+    """Time the first use of the device, and neighbours of all among all by number and dimension.
+
+    From these follows how much work is worth a GPU (`faiss_backend.pays`).
+    """
+    device = Device.parse(str(work.device))
+    backend = backend_for(device)
+    if isinstance(backend, GpuBackend):
+        start = time.perf_counter()
+        some = np.eye(8, dtype=np.float32)
+        backend._neighbours(some, some, 1, faiss.METRIC_INNER_PRODUCT)
+        taken = time.perf_counter() - start
+        yield Row("first use of the GPU by FAISS", f"{taken:.2f} s", numbers={"seconds": taken})
+    for count, dim in CROSSED if device.kind == "cuda" else CROSSED[:1]:
+        points = np.random.default_rng(0).standard_normal((count, dim), np.float32)
+        fastest = {}
+        for name, one in {"device": backend, "cpu": CPU}.items():
+            search = one._neighbours if isinstance(one, GpuBackend) else one.neighbours
+            best = []
+            for _ in range(2):
+                start = time.perf_counter()
+                search(points, points, K, faiss.METRIC_INNER_PRODUCT)
+                best.append(time.perf_counter() - start)
+            fastest[name] = min(best)
+        yield Row(
+            f"neighbours of {count} among all of dimension {dim}",
+            f"{1000 * fastest['device']:.1f} ms, CPU {1000 * fastest['cpu']:.1f}",
+            numbers={**fastest, "multiplications": count**2 * dim},
+        )
+
+
+def graph(backend: GpuBackend, points: np.ndarray) -> Row:
+    """Return the row of a graph over many vectors, which a GPU alone builds in seconds."""
+    start = time.perf_counter()
+    built = backend.graph(points, 32)
+    taken = time.perf_counter() - start
+    what = f"graph over {len(points)} vectors"
+    if built is None:
+        return Row(what, "not built on the GPU", "FAILED")
+    queries = points[:1000]
+    true = backend._neighbours(queries, points, K, faiss.METRIC_INNER_PRODUCT)[1]
+    built.hnsw.efSearch = EFFORT
+    recall = float(
+        np.mean([np.isin(t, f).mean() for t, f in zip(true, built.search(queries, K)[1], strict=True)])
+    )
+    verdict: Verdict = "ok" if recall >= GRAPH_RECALL else "FAILED"
+    numbers = {"seconds": taken, "recall": recall}
+    return Row(what, f"{taken:.1f} s, recall {recall:.3f} (goal {GRAPH_RECALL})", verdict, numbers)
 
 
 def index(kind: str, points: np.ndarray, backend: CpuBackend) -> Iterator[Row]:

@@ -11,6 +11,8 @@ import torch
 
 from benchmarks._photographs import write_photographs
 
+FEW = 8  # classes of the images that a model is exported with
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -20,17 +22,21 @@ class Workload:
         device: Device under test.
         folder: Folder for the files of the checks.
         backbones: Name -> side of the images in pixels. All begin with random weights.
-        batch: Images of a training step.
+        batches: Images of a training step, smallest first.
         classes: Classes of the image folder, of four images each.
         vectors: Vectors of the FAISS checks.
+        models: Model files of the user; empty for untrained networks.
+        given_images: Folder of images of the user.
     """
 
     device: torch.device
     folder: Path
     backbones: dict[str, int]
-    batch: int
+    batches: tuple[int, ...]
     classes: int
     vectors: int
+    models: tuple[Path, ...] = ()
+    given_images: Path | None = None
 
     @classmethod
     def on(cls, device: torch.device, folder: Path) -> Workload:
@@ -38,34 +44,41 @@ class Workload:
         if device.type == "cuda":
             backbones = {
                 "resnet50": 224,
-                "timm:mobilenetv2_100": 224,
                 "timm:vit_small_patch16_224": 224,
-                "timm:convnext_tiny": 224,
+                "timm:vit_base_patch16_224": 224,
             }
-            return cls(device, folder, backbones, batch=128, classes=1000, vectors=200_000)
-        return cls(device, folder, {"conv4": 32}, batch=16, classes=8, vectors=2000)
+            return cls(device, folder, backbones, batches=(128, 512), classes=1000, vectors=200_000)
+        return cls(device, folder, {"conv4": 32}, batches=(16,), classes=8, vectors=2000)
+
+    @property
+    def batch(self) -> int:
+        """Images of a training step where one size is measured."""
+        return self.batches[0]
 
     @property
     def main_backbone(self) -> tuple[str, int]:
         """Name and side of the backbone that is exported."""
         return next(iter(self.backbones.items()))
 
-    def images(self) -> Path:
+    def images(self, classes: int | None = None) -> Path:
         """Return a folder with one sub-folder of four JPEG files of 500 x 375 pixels per class."""
-        folder = self.folder / "images"
+        classes = classes or self.classes
+        folder = self.folder / f"images-{classes}"
         if not folder.exists():
-            write_photographs(folder, self.classes, 4)
+            write_photographs(folder, classes, 4)
         return folder
 
-    def model(self, precision: str = "fp32") -> Path:
-        """Return a model file of the main backbone, in a precision."""
-        file = self.folder / f"{precision}.onnx"
+    def model(self, precision: str = "fp32", backbone: str | None = None) -> Path:
+        """Return a model file of a backbone, by default the main one, in a precision."""
+        backbone = backbone or self.main_backbone[0]
+        name, side = backbone.rpartition(":")[2], self.backbones[backbone]
+        file = self.folder / f"{name}-{precision}.onnx"
         if file.exists():
             return file
-        run, (backbone, side) = self.folder / "exported", self.main_backbone
+        run, images = self.folder / f"{name}-run", self.images(FEW)
         if not run.exists():
             lookalike(
-                *("train", "--recipe", "scratch", "--data", f"folder:{self.images()}", "--out", str(run)),
+                *("train", "--recipe", "scratch", "--data", f"folder:{images}", "--out", str(run)),
                 *settings(
                     device=self.device,
                     epochs=1,
@@ -75,7 +88,7 @@ class Workload:
                 ),
                 *settings(preprocess__size=side, preprocess__resize=side),
             )
-        data = ("--data", f"folder:{self.images()}", "--accept-loss")
+        data = ("--data", f"folder:{images}", "--accept-loss")
         lookalike("export", str(run), "--out", str(file), "--precision", precision, *data)
         return file
 

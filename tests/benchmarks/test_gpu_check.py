@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.gpu_check import page
-from benchmarks.gpu_check.__main__ import usable_device
+from benchmarks.gpu_check.__main__ import CHECKS, Check, measure, run_all, usable_device
 from benchmarks.gpu_check.losses import compare, specifications
 from benchmarks.gpu_check.results import Row, limited, to_text
+from benchmarks.gpu_check.workload import Workload
 from train import losses
 
 
@@ -28,21 +34,21 @@ def test_every_part_of_a_loss_is_compared() -> None:
     }
 
 
-def test_losses_equal_themselves() -> None:
-    compared, _ = compare(torch.device("cpu"))
+def test_losses_equal_themselves(tmp_path: Path) -> None:
+    compared, _ = compare(Workload.on(torch.device("cpu"), tmp_path))
     assert compared.verdict == "ok"
     assert compared.numbers["worst"] == 0
     assert 0 < compared.numbers["random"] < compared.numbers["specifications"] / 2
 
 
-def test_differences_are_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_differences_are_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every third result, that of the device under test, is 1% too large."""
     factors = itertools.cycle([1.0, 1.0, 1.01])
     monkeypatch.setattr(
         "benchmarks.gpu_check.losses.evaluate",
         lambda *_: (torch.tensor(1.0), torch.full((3,), next(factors))),
     )
-    compared, _ = compare(torch.device("cpu"))
+    compared, _ = compare(Workload.on(torch.device("cpu"), tmp_path))
     assert compared.verdict == "FAILED"
     assert compared.numbers["worst"] == pytest.approx(0.01)
 
@@ -60,3 +66,53 @@ def test_table_aligns_its_columns() -> None:
     assert header.index("measured") == first.index("1") == second.index("2% (limit 1%)")
     assert check.split() == ["PART", "3"]
     assert second.endswith("FAILED")
+
+
+def test_a_check_without_its_packages_says_so(tmp_path: Path) -> None:
+    check = Check("losses:compare", ("torch", "a_package_that_nobody_has"))
+    (row,) = check.run(Workload.on(torch.device("cpu"), tmp_path))
+    assert (row.measured, row.verdict) == ("not installed: a_package_that_nobody_has", "skipped")
+
+
+def test_a_check_needs_no_package_but_those_it_names() -> None:
+    """The packages that only other checks need cannot be imported."""
+    needs = {*CHECKS["losses"].needs, *CHECKS["compiled"].needs}
+    absent = sorted({package for check in CHECKS.values() for package in check.needs} - needs)
+    assert "faiss" in absent
+    program = (
+        "import sys\n"
+        f"sys.modules.update(dict.fromkeys({absent}))\n"
+        "import benchmarks.gpu_check.__main__, benchmarks.gpu_check.losses, benchmarks.gpu_check.compiled\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_rows_that_came_before_the_time_was_up_are_kept(tmp_path: Path) -> None:
+    """Resumed runs take longer than the time; what they started ends with them, and the rest is not begun."""
+    work = Workload.on(torch.device("cpu"), tmp_path)
+    begun = time.monotonic()
+    found, _ = run_all(["resume", "losses"], work, 11)
+    assert [row.what for row in found["resume"]] == ["stopped"]
+    assert found["resume"][0].verdict == "FAILED"
+    assert [row.verdict for row in found["losses"]] == ["skipped"]
+    assert time.monotonic() - begun < 60
+    left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True).stdout.split()
+    assert left == []  # the training that the check had started has ended with it
+
+
+def test_pieces_are_written_one_by_one_and_merged(tmp_path: Path) -> None:
+    device = torch.device("cpu")
+    pieces = []
+    for name in ("ceilings", "compiled"):
+        file = tmp_path / f"{name}.json"
+        measured = measure(device, [name], 100, file, [])
+        pieces.append(json.loads(file.read_text()))
+        assert pieces[-1]["checks"].keys() == measured["checks"].keys() == {name}
+    merged = page.merge(pieces)
+    assert [*merged["checks"]] == ["ceilings", "compiled"]
+    rows, seconds = page.rows(merged)
+    assert rows["compiled"][0].verdict == "ok"
+    assert seconds.keys() == rows.keys()
+    assert "| compiled: multi-similarity, 32: eager |" in page.to_markdown(merged)
+    with pytest.raises(SystemExit, match="several devices"):
+        page.merge([pieces[0], pieces[1] | {"device": "another"}])
