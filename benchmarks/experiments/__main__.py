@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -54,7 +55,7 @@ def make_data(
 @click.option("--out", required=True, type=_FOLDER, help="Folder of the runs.")
 @click.option("--setup", "setups", multiple=True, help="Only this setup. Repeatable.")
 def run_tables(names: tuple[str, ...], data: Path, out: Path, setups: tuple[str, ...]) -> None:
-    """Run or resume tables, by default all.
+    """Run or resume tables, by default all but those of `networks`.
 
     A division of a table that has divisions is collected once it is finished, and skipped if the results of
     the table have it by the same settings, so that machines can take turns.
@@ -64,7 +65,7 @@ def run_tables(names: tuple[str, ...], data: Path, out: Path, setups: tuple[str,
 
     failed = [
         job.name
-        for job in jobs(choose_tables(names), out)
+        for job in jobs([table for table in choose_tables(names) if not table.from_scratch], out)
         if (not setups or job.setup.name in setups)
         and (run if job.division is None else complete)(job, data.resolve())
     ]
@@ -74,16 +75,71 @@ def run_tables(names: tuple[str, ...], data: Path, out: Path, setups: tuple[str,
         )
 
 
+@main.command("pack")
+@click.option("--data", required=True, type=_FOLDER, help="Folder of `data --out`.")
+@click.option("--out", required=True, type=_FOLDER, help="Folder for the arrays, about 32 MB.")
+def pack_arrays(data: Path, out: Path) -> None:
+    """Write CIFAR-100 and Omniglot as one array each, for `networks`."""
+    from benchmarks.experiments.arrays import PACKED, pack
+
+    for name in PACKED:
+        click.echo(f"{pack(name, data, out)}")
+
+
+@main.command("networks")
+@click.argument("name", default="networks")
+@click.option("--data", required=True, type=_FOLDER, help="Folder of `pack --out`.")
+@click.option("--out", required=True, type=_FOLDER, help="Folder of the results, NAME.jsonl.")
+@click.option("--device", default="cuda", type=click.Choice(["cuda", "cpu"]), show_default=True)
+@click.option("--seconds", default=280.0, show_default=True, help="Time that the whole may take.")
+@click.option("--steps", type=int, help="Steps of a run. Default: what fits into the time, on a GPU.")
+@click.option("--processes", default=0, help="Processes without CUDA graphs. Default: as needed.")
+@click.option("--graph", is_flag=True, hidden=True)
+@click.option("--worker", nargs=2, type=int, hidden=True)
+def train_networks(
+    name: str,
+    data: Path,
+    out: Path,
+    device: str,
+    seconds: float,
+    steps: int | None,
+    processes: int,
+    graph: bool,
+    worker: tuple[int, int] | None,
+) -> None:
+    """Run or resume a table of networks that are trained from scratch."""
+    from benchmarks.experiments import networks
+
+    (table,) = choose_tables((name,))
+    if worker is None:
+        count = networks.train_table(
+            table, data, out, device=device, seconds=seconds, steps=steps, processes=processes
+        )
+        click.echo(f"{out / name}.jsonl: {count} lines")
+        return
+    sys.exit(
+        networks.work(
+            table, data, out, device=device, seconds=seconds, steps=steps, graph=graph, share=worker
+        )
+    )
+
+
 @main.command("report")
 @click.argument("names", nargs=-1)
 @click.option("--data", required=True, type=_FOLDER, help="Folder of `data --out`.")
 @click.option("--out", required=True, type=_FOLDER, help="Folder of the runs.")
 def report(names: tuple[str, ...], data: Path, out: Path) -> None:
     """Collect the results of finished runs into docs/experiments/results."""
-    from benchmarks.experiments.results import collect, save
+    from benchmarks.experiments.networks import read_records
+    from benchmarks.experiments.results import collect, collect_networks, save
     from benchmarks.experiments.runs import jobs
 
     for table in choose_tables(names):
+        if table.from_scratch:
+            file = out / f"{table.name}.jsonl"
+            if file.is_file():
+                click.echo(f"{save(table.name, collect_networks(table, read_records(file)))}")
+            continue
         if table.divisions:  # collected by `run`
             continue
         results = collect(list(jobs([table], out)), data.resolve())

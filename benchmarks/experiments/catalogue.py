@@ -70,6 +70,8 @@ class Table:
         folds: Folds of the training classes that a search is measured on; 0 for one set of held-out classes.
         divisions: Number of divisions of the classes; 0 for the one of the setup's own list.
         sets: Data set of the divisions, as in the tables -> names of its setups.
+        from_scratch: Whether its networks are trained from scratch, all at once on one device (`networks`).
+        untrained: Baselines that are measured without training; the first one is that of the figure.
     """
 
     name: str
@@ -90,10 +92,14 @@ class Table:
     folds: int = 0
     divisions: int = 0
     sets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    from_scratch: bool = False
+    untrained: tuple[str, ...] = UNTRAINED
 
     @property
     def command(self) -> str:
         """Command that repeats the table."""
+        if self.from_scratch:
+            return f"python -m benchmarks.experiments networks {self.name} --data arrays --out out"
         return f"make experiments TABLES={self.name} DATA=data OUT=out"
 
 
@@ -152,7 +158,8 @@ def _table(name: str, values: Mapping[str, Any]) -> Table:
         for one in sets.values()
         for setup in one["setups"]
     }
-    known = [*values["variants"], *(UNTRAINED if sets else ())]
+    untrained = tuple(values.get("untrained", UNTRAINED))
+    known = [*values["variants"], *(untrained if sets else ())]
     claims = [
         Claim(
             source=one["source"],
@@ -189,6 +196,8 @@ def _table(name: str, values: Mapping[str, Any]) -> Table:
         folds=values.get("folds", 0),
         divisions=values.get("divisions", 0),
         sets={title: tuple(one["setups"]) for title, one in sets.items()},
+        from_scratch=values.get("from_scratch", False),
+        untrained=untrained,
     )
 
 

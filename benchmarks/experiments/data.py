@@ -11,7 +11,7 @@ import csv
 import random
 import shutil
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -73,7 +73,7 @@ def omniglot(images: list[Path]) -> Iterator[Row]:
 def omniglot_alphabets(images: list[Path]) -> Iterator[Row]:
     """Yield Omniglot by alphabet, with the same split."""
     for row in omniglot(images):
-        yield row._replace(label=row.label.partition("__")[0])
+        yield row._replace(label=alphabet_of(row.label))
 
 
 def division(images: list[Path], number: int) -> Iterator[Row]:
@@ -83,11 +83,34 @@ def division(images: list[Path], number: int) -> Iterator[Row]:
         images: Images in folders of one class each.
         number: Number of the division, which is the seed of the draw.
     """
-    classes = sorted({path.parent.name for path in images})
-    trained = set(random.Random(number).sample(classes, len(classes) // 2))
+    trained = half({path.parent.name for path in images}, number)
     for path in images:
         label = path.parent.name
         yield Row(str(path), label, "train" if label in trained else "test")
+
+
+def alphabet_division(images: list[Path], number: int) -> Iterator[Row]:
+    """Yield Omniglot by character, with a random half of the alphabets for training and the others to test.
+
+    Args:
+        images: Images in folders ALPHABET__CHARACTER.
+        number: Number of the division, which is the seed of the draw.
+    """
+    trained = half({alphabet_of(path.parent.name) for path in images}, number)
+    for path in images:
+        label = path.parent.name
+        yield Row(str(path), label, "train" if alphabet_of(label) in trained else "test")
+
+
+def alphabet_of(label: str) -> str:
+    """Return the alphabet of a class of Omniglot; another name is its own."""
+    return label.partition("__")[0]
+
+
+def half(names: Iterable[str], number: int) -> set[str]:
+    """Return a random half of some names, rounded down; the number is the seed of the draw."""
+    ordered = sorted(names)
+    return set(random.Random(number).sample(ordered, len(ordered) // 2))
 
 
 # Name of the CSV file -> folder of its images and its rows.
@@ -101,6 +124,10 @@ LISTS: dict[str, tuple[str, Callable[[list[Path]], Iterator[Row]]]] = {
     **{
         f"{images}-division-{number}": (images, partial(division, number=number))
         for images in ("cars", "birds", "cifar100")
+        for number in range(DIVISIONS)
+    },
+    **{
+        f"omniglot-division-{number}": ("omniglot", partial(alphabet_division, number=number))
         for number in range(DIVISIONS)
     },
 }

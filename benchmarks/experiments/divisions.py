@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.experiments.catalogue import Claim, Table, division_name
-from benchmarks.experiments.verdicts import LEVEL, word_of
+from benchmarks.experiments.verdicts import LEVEL, values_of, word_of
 from retrieval.metrics.distributions import t_quantile, t_tail
 from retrieval.metrics.statistics import holm
 
-METRICS = ("recall_at_1", "map_at_r")
+METRICS = ("recall_at_1", "map_at_r")  # that a claim on Recall@1 is tested with
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def level(table: Table, results: Mapping[str, Any], method: str, metric: str) ->
     found: dict[str, list[float]] = {}
     for title, numbers in measured(table, results).items():
         values = [_values(table, results, title, number, method, metric) for number in numbers]
-        found[title] = [float(np.mean(each)) for each in values if None not in each]
+        found[title] = [float(np.mean(np.array(each, float))) for each in values if None not in each]
     return found
 
 
@@ -103,7 +103,7 @@ def compare(
         results: Its results.
         ours: A variant, or a baseline without training.
         theirs: The one that it is compared with.
-        metric: Key of a metric.
+        metric: Key of a metric, or of a diagnostic of training.
     """
     of_set: dict[str, list[float]] = {}
     for title, numbers in measured(table, results).items():
@@ -147,11 +147,11 @@ def best(table: Table, results: Mapping[str, Any], names: Sequence[str], metric:
 
 
 def judge(table: Table, results: Mapping[str, Any]) -> list[DivisionVerdict]:
-    """Return the verdicts on the claims of a table, each with both metrics, as far as they are measured."""
+    """Return the verdicts on the claims of a table, as far as they are measured."""
     found = [
         (claim, metric, one)
         for claim in table.claims
-        for metric in METRICS
+        for metric in (METRICS if claim.metric in METRICS else (claim.metric,))
         if (one := compare(table, results, claim.better, claim.than, metric))
     ]
     corrected = holm([1.0 if one.p is None else one.p for *_, one in found])
@@ -176,6 +176,7 @@ def _values(
 
 def _value(cell: Mapping[str, Any], method: str, metric: str) -> float | None:
     if method in cell["variants"]:
-        return float(np.mean(cell["variants"][method]["last"][metric]))
+        values = values_of(cell["variants"][method], metric)
+        return float(np.mean(values)) if values else None
     found: float | None = cell["untrained"].get(method, {}).get(metric)
     return found

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.experiments import divisions
-from benchmarks.experiments.catalogue import UNTRAINED, Setup, Table
+from benchmarks.experiments.catalogue import Setup, Table
 from benchmarks.experiments.divisions import Stratified
 from benchmarks.experiments.verdicts import values_of
 from retrieval.metrics.statistics import summarize
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_BASELINES = {"features": "the features", "network": "the network before training"}
 _TITLES = {
     "hard_anchor_share": "Anchors with a hard triplet (%)",
     "synthetic_share": "Synthetic among the selected points (%)",
@@ -46,9 +47,10 @@ def draw_table(
 
 
 def draw_divisions(table: Table, results: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write the figure of a table with divisions as SVG: all methods against the features."""
-    names = [name for name in (*UNTRAINED, *table.variants) if name != UNTRAINED[0]]
-    found = {name: divisions.compare(table, results, name, UNTRAINED[0], "recall_at_1") for name in names}
+    """Write the figure of a table with divisions as SVG: all methods against the first baseline."""
+    first, *others = table.untrained
+    names = [*others, *table.variants]
+    found = {name: divisions.compare(table, results, name, first, "recall_at_1") for name in names}
     draw = partial(_draw_divisions, table, found)
     size = (1.6 + 3.2 * len(table.sets), 1.6 + 0.27 * len(names))
     return save_figure(draw, *size, folder / f"{table.name}.svg")
@@ -68,7 +70,8 @@ def _draw_divisions(table: Table, found: Mapping[str, Stratified | None], figure
     panels[0].set_yticks(range(len(found)), list(found))
     panels[0].set_ylim(len(found) - 0.5, -0.5)
     figure.supxlabel(
-        "Recall@1 minus that of the features (points)\nDots: divisions; diamond: mean", fontsize=10
+        f"Recall@1 minus that of {_BASELINES[table.untrained[0]]} (points)\nDots: divisions; diamond: mean",
+        fontsize=10,
     )
 
 

@@ -13,7 +13,6 @@ from benchmarks.experiments.catalogue import (
     FOLDER,
     RESULTS,
     ROOT,
-    UNTRAINED,
     Setup,
     Table,
     load_setups,
@@ -40,6 +39,7 @@ _NAMES = {
     "mean_similarity": "mean cosine",
     "hard_anchor_share": "hard anchors",
     "synthetic_share": "synthetic",
+    "crossing_share": "crossing",
     "gradient_ratio": "gradient ratio",
     "kernel_active": "kernel",
 }
@@ -49,6 +49,7 @@ _PROJECTIONS = {
     "pca": "*PCA*",
     "pca-whitened": "*whitened PCA*",
     "lda": "*LDA*",
+    "network": "*network before training*",
 }
 _GEOMETRY = (
     "Distances on training images after training: of the nearest corners of two pairs, and how far the "
@@ -171,7 +172,7 @@ def _often(table: Table, results: Mapping[str, Any], *pairs: str) -> str:
     """Return on how many divisions and by how much a method is better than another, for pairs OURS>THEIRS."""
     texts = []
     for ours, theirs in (pair.split(">") for pair in pairs):
-        if not {ours, theirs} <= {*table.variants, *UNTRAINED}:
+        if not {ours, theirs} <= {*table.variants, *table.untrained}:
             raise ValueError
         recall, precision = (
             divisions.compare(table, results, ours, theirs, metric) for metric in divisions.METRICS
@@ -193,17 +194,21 @@ def _division_lines(table: Table, results: Mapping[str, Any]) -> Iterator[str]:
     verdicts = divisions.judge(table, results)
     if verdicts:
         yield from (*_division_claims(table, verdicts), "", *_division_methods(table, results), "")
-        yield from (f"![Recall@1 against the features](experiments/figures/{table.name}.svg)", "")
+        first = _PROJECTIONS[table.untrained[0]].strip("*").partition(",")[0]
+        yield from (f"![Recall@1 against the {first}](experiments/figures/{table.name}.svg)", "")
     yield from ("```sh", table.command, "```")
 
 
 def _coverage(table: Table, results: Mapping[str, Any]) -> str:
     found = divisions.measured(table, results)
     count, every = sum(map(len, found.values())), table.divisions * len(table.sets)
+    plan = results.get("plan")
+    runs = f" Runs of {plan['steps']:,} steps on {plan['device']}." if plan else ""
     if count == every:
-        return f"All {every} divisions are measured."
+        return f"All {every} divisions are measured.{runs}"
     parts = ", ".join(f"{title} {len(numbers)} of {table.divisions}" for title, numbers in found.items())
-    return f"**Not finished: {count} of {every} divisions are measured** ({parts}); the numbers will change."
+    text = f"**Not finished: {count} of {every} divisions are measured** ({parts}); the numbers will change."
+    return text + runs
 
 
 _DIVIDED: Mapping[str, Callable[..., str]] = {"often": _often, "section": _divisions}
@@ -217,8 +222,9 @@ def _division_claims(table: Table, verdicts: Sequence[DivisionVerdict]) -> Itera
     for one in verdicts:
         claim, found = one.claim, one.found
         word = one.word if one.word == UNDECIDED else f"**{one.word}**"
-        cells = [f"{claim.says} ({claim.source})", f"{claim.better} > {claim.than}", _NAMES[one.metric]]
-        cells += [_interval(found, one.metric), f"{found.wins} of {len(found.units)}"]
+        sign, wins = (">", found.wins) if not claim.lower else ("<", len(found.units) - found.wins)
+        cells = [f"{claim.says} ({claim.source})", f"{claim.better} {sign} {claim.than}", _NAMES[one.metric]]
+        cells += [_interval(found, one.metric), f"{wins} of {len(found.units)}"]
         cells += ["-" if found.p is None else _p(found.p), word]
         for title in table.sets:
             values = found.of_set.get(title)
@@ -228,23 +234,29 @@ def _division_claims(table: Table, verdicts: Sequence[DivisionVerdict]) -> Itera
 
 def _division_methods(table: Table, results: Mapping[str, Any]) -> Iterator[str]:
     """Yield the table of methods: means in each set, and on how many divisions a method is the best."""
-    names = [*UNTRAINED, *table.variants]
+    names = [*table.untrained, *table.variants]
     levels = {
         (name, metric): divisions.level(table, results, name, metric)
         for name in names
-        for metric in divisions.METRICS
+        for metric in (*divisions.METRICS, *table.diagnostics)
     }
     best = divisions.best(table, results, names, divisions.METRICS[0])
     head = [f"{title}, {_NAMES[metric]}" for title in table.sets for metric in divisions.METRICS]
-    yield f"| method | {' | '.join(head)} | best on | lr, median and range |"
-    yield f"|---|{'---:|' * (len(head) + 2)}"
+    head += ["best on", "lr, median and range", *(_NAMES[key] for key in table.diagnostics)]
+    yield f"| method | {' | '.join(head)} |"
+    yield f"|---|{'---:|' * len(head)}"
     for name in names:
         cells = [_PROJECTIONS.get(name, name)]
         for title in table.sets:
             for metric in divisions.METRICS:
                 values = levels[name, metric].get(title)
                 cells.append(_number(summarize(values).mean, metric) if values else "-")
-        yield f"| {' | '.join([*cells, str(best[name]), _rates(results, name)])} |"
+        cells += [str(best[name]), _rates(results, name)]
+        for key in table.diagnostics:
+            of_set = [levels[name, key].get(title) for title in table.sets]
+            numbers = [_number(summarize(values).mean, key) if values else "-" for values in of_set]
+            cells.append(" / ".join(numbers) if any(of_set) else "")
+        yield f"| {' | '.join(cells)} |"
 
 
 def _rates(results: Mapping[str, Any], name: str) -> str:

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.experiments.catalogue import RESULTS, UNTRAINED
+from benchmarks.experiments.catalogue import RESULTS, UNTRAINED, Table, load_setups
+from benchmarks.experiments.divisions import METRICS
 from benchmarks.experiments.geometry import arc_geometry
 from benchmarks.experiments.runs import Job, run
 from retrieval import metrics
@@ -51,6 +52,62 @@ def collect(jobs: Iterable[Job], data_folder: Path) -> dict[str, Any]:
             if (job.sweep / "results.json").is_file():
                 setups[job.name] = _setup(job)
     return {"format": FORMAT, "setups": setups}
+
+
+def collect_networks(table: Table, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the results of a table in the form of the other tables: the runs on the test classes.
+
+    A method counts in a division once all its seeds are measured there; a run whose loss was not a number
+    counts with what its network is worth.
+
+    Args:
+        table: A table of networks that are trained from scratch.
+        records: Lines of its file; of two of the same run the first one counts.
+    """
+    plan = next((line for line in records if line["kind"] == "plan"), None)
+    setups = load_setups()
+    cells = {}
+    for division in range(table.divisions):
+        for setup in table.setups:
+            own = [
+                line
+                for line in records
+                if line["kind"] == "run" and (line["setup"], line["division"]) == (setup, division)
+            ]
+            job = Job(table, setups[setup], Path(), division)
+            variants = {name: _network(table, own, name) for name in table.variants}
+            variants = {name: one for name, one in variants.items() if one}
+            first = table.untrained[0]
+            untrained = [line for line in own if line["variant"] == first]
+            if variants:
+                cells[job.name] = {
+                    "settings": job.digest,
+                    "untrained": {first: _mean(untrained)} if untrained else {},
+                    "variants": variants,
+                }
+    return {"format": FORMAT, "plan": plan, "setups": cells}
+
+
+def _network(table: Table, runs: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
+    """Return the results of a method in a division; empty if a seed is missing."""
+    own = [line for line in runs if line["variant"] == name]
+    by_seed = {line["seed"]: line for line in reversed(own) if not line["choosing"]}
+    if len(by_seed) < table.seeds:
+        return {}
+    tested = [by_seed[seed] for seed in sorted(by_seed)]
+    diagnostics = {key: [line[key] for line in tested] for key in table.diagnostics}
+    tried = [line for line in own if line["choosing"]]
+    return {
+        "seeds": sorted(by_seed),
+        "last": {key: [line[key] for line in tested] for key in METRICS},
+        "diagnostics": {key: values for key, values in diagnostics.items() if None not in values},
+        "chosen": {"optimizer.lr": tested[0]["lr"]},
+        "trials": [{"optimizer.lr": line["lr"], "value": line["map_at_r"]} for line in tried],
+    }
+
+
+def _mean(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    return {key: sum(line[key] for line in runs) / len(runs) for key in METRICS}
 
 
 def is_collected(job: Job, folder: Path = RESULTS) -> bool:
