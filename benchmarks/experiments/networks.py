@@ -212,7 +212,7 @@ def work(
     problems = {name: problem for name, problem in problems.items() if problem}
     for name, problem in problems.items():
         print(f"{name}: not recorded as a graph: {problem}", flush=True)
-    if len(problems) > _LIMIT_OF_PROBLEMS * len(lanes):
+    if not lanes or len(problems) > _LIMIT_OF_PROBLEMS * len(lanes):
         return _NOT_RECORDED
     _synchronize(device)
     if records.steps is None:
@@ -245,7 +245,11 @@ def _lanes(
             found[setup] = (job, _images(job, data, device))
         job, images = found[setup]
         loss, model = table.variants[variant]["loss"], job.recipe()["model"]
-        engine = Engine(loss, model, images, steps or MOST_STEPS, graph=graph)
+        try:
+            engine = Engine(loss, model, images, steps or MOST_STEPS, graph=graph)
+        except RuntimeError as error:  # of CUDA: the others may still work
+            print(f"{setup} {variant}: left out: {error}", flush=True)
+            continue
         lane = Lane(job, variant, engine, iter(()))
         lane.course = _course(lane, records)
         yield lane

@@ -25,6 +25,7 @@ from benchmarks.experiments.network_training import Engine, Images, Run, crossin
 from benchmarks.experiments.networks import best_rate, read_records, train_table, work
 from benchmarks.experiments.results import collect_networks
 from retrieval import metrics
+from tests.train.pretend_device import Watch, place, pretend_device
 from train import losses
 from train.config import Config, ModelConfig
 from train.settings import parse_config
@@ -211,6 +212,25 @@ def test_every_loss_of_the_table_trains(variant: str) -> None:
     assert math.isfinite(scores["loss"])
     assert math.isfinite(scores["mean_similarity"])
     assert math.isfinite(scores["synthetic_share"]) == (variant.endswith(("-symm", "-optimal")))
+
+
+@pytest.mark.parametrize("variant", ["raw", "triplet-rand-disjoint", "semi-hard-w", "lifted-symm"])
+def test_a_step_reads_and_copies_nothing_from_the_host(variant: str) -> None:
+    """Each read or copy would break the recording of a CUDA graph."""
+    own = images()
+    engine = Engine(NETWORKS.variants[variant]["loss"], MODEL, own, 10, graph=False)
+    with pretend_device() as device:
+        place(engine.network, device)
+        for part in (own, engine):
+            for name, value in vars(part).items():
+                if isinstance(value, torch.Tensor):
+                    setattr(part, name, torch.zeros(value.shape, dtype=value.dtype, device=device))
+        engine.optimizer = torch.optim.Adam(engine.network.parameters(), foreach=False, capturable=True)
+        engine.optimizer.param_groups[0]["lr"] = engine._lr
+        engine._take_step()  # makes the state of the optimizer
+        with Watch() as watch:
+            engine._take_step()
+    assert watch.found == []
 
 
 # ---- the measures
