@@ -97,9 +97,13 @@ class Table:
 
     @property
     def command(self) -> str:
-        """Command that repeats the table."""
+        """Commands that repeat the table."""
         if self.from_scratch:
-            return f"python -m benchmarks.experiments networks {self.name} --data arrays --out out"
+            return (
+                "python -m benchmarks.experiments pack --data data --out arrays\n"
+                f"python -m benchmarks.experiments networks {self.name} --data arrays --out out\n"
+                f"make experiments TABLES={self.name} DATA=data OUT=out"
+            )
         return f"make experiments TABLES={self.name} DATA=data OUT=out"
 
 

@@ -100,9 +100,9 @@ def test_arrays_hold_the_images_and_divisions_of_the_lists(tmp_path: Path) -> No
     found = load_packed("omniglot", tmp_path)
     assert found.images.shape == (36, 28, 28, 1)
     names = sorted({name for name, _ in made})
-    for place, (name, n) in enumerate(sorted(made)):
-        assert names[found.classes[place]] == name
-        assert (found.images[place, :, :, 0] == made[name, n]).all()
+    for number, (name, n) in enumerate(sorted(made)):
+        assert names[found.classes[number]] == name
+        assert (found.images[number, :, :, 0] == made[name, n]).all()
     for part in found.parts:
         by_alphabet = part.reshape(6, 2)
         assert (by_alphabet[:, 0] == by_alphabet[:, 1]).all(), "an alphabet is in one part"
@@ -141,13 +141,13 @@ def test_augmentation_shifts_and_mirrors(side: int, channels: int) -> None:
     drawn, shifts, mirrored = own.draw(Run(0, 0, 1e-3, 5, False))
     for step in range(5):
         found = own.augmented(drawn[step], shifts[step], mirrored[step]).numpy()
-        for place, number in enumerate(drawn[step].tolist()):
+        for index, number in enumerate(drawn[step].tolist()):
             pixels = np.pad(source.images[number], ((3, 3), (3, 3), (0, 0)), mode="edge")
-            down, right = shifts[step, place].tolist()
+            down, right = shifts[step, index].tolist()
             pixels = pixels[down : down + side, right : right + side]
-            if mirrored[step, place]:
+            if mirrored[step, index]:
                 pixels = pixels[:, ::-1]
-            assert (found[place] == np.broadcast_to(pixels, (side, side, 3))).all()
+            assert (found[index] == np.broadcast_to(pixels, (side, side, 3))).all()
 
 
 # ---- the steps
