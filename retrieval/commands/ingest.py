@@ -46,6 +46,12 @@ ignore_decisions_option = click.option(
     "decisions`.",
 )
 _FILE = click.Path(path_type=Path)
+product_option = click.option(
+    "--product",
+    metavar="COLUMN",
+    help="Column whose values name the products: images with the same value are views of one, and searches "
+    "find products. An empty COLUMN ends that. See docs/products.md.",
+)
 
 
 # The images and their metadata.
@@ -78,6 +84,7 @@ _source_options = combine_options(
     type=_FILE,
     help="Model file to embed with.  [default: that of the gallery, if it exists, or EfficientNet-Lite0]",
 )
+@product_option
 @store_option("Keep the images in a database instead of files, see docs/stores.md")
 @index_options
 @storage_option
@@ -96,6 +103,7 @@ def build(
     table: Path | None,
     root: Path | None,
     model: Path | None,
+    product: str | None,
     store: Address | None,
     kind: str | None,
     recall: float | None,
@@ -134,6 +142,12 @@ def build(
     and left empty (exit code 3); all other columns are text, and an empty field is a missing value. In a tar
     shard, a/x.json, a/x.cls and a/x.txt contain the metadata, the
     label and a text for a/x.jpg.
+
+    With --product, images with the same value of a column are views of one product, such as a front and a
+    side: searches find products, and every later command knows it.
+
+    \b
+      lookalike index build shop.gallery photos --metadata shop.csv --product sku
 
     Without a GPU, the model takes most of the time. A model exported with `--precision int8` can be twice as
     fast on a CPU; `lookalike export` and `lookalike model info` measure it on yours.
@@ -174,6 +188,8 @@ def build(
         )
         if new:
             refuse_empty(target, result)
+        if product is not None:
+            target.use_products(product or None)
     except LookalikeError:
         target.refresh()
         if new and not len(target):  # unusable sources leave no empty gallery
@@ -187,6 +203,7 @@ def build(
 @click.argument("gallery", type=_FILE)
 @_source_options
 @click.option("--model", type=_FILE, help="Check that the gallery was built with this model.")
+@product_option
 @retry_option
 @max_bad_option
 @ray_options
@@ -202,6 +219,7 @@ def add(
     table: Path | None,
     root: Path | None,
     model: Path | None,
+    product: str | None,
     retry: bool,
     max_bad: float,
     ray: RayOptions | None,
@@ -219,6 +237,7 @@ def add(
       find photos -name '*.jpg' -newer stamp | lookalike index add shop.gallery --list -
       lookalike index add shop.gallery photos --metadata prices.csv
       lookalike index add shop.gallery /mnt/photos --engine ray --ray-address auto
+      lookalike index add shop.gallery --product sku
     """
     if ray is not None:
         Gallery.kind(gallery).check_has("ray", gallery)
@@ -226,6 +245,10 @@ def add(
     target = Gallery.open(gallery, runtime=runtime)
     if model is not None:
         target.use_model(Embedder.open(model, runtime))
+    if product is not None and not (images or list_file or table):
+        target.use_products(product or None)
+        _report(ctx, target, IngestResult(), as_json)
+        return
     result = target.add_sources(
         Sources(images, list_file, table, root),
         policy=BadFilePolicy(retry, max_bad),
@@ -233,6 +256,8 @@ def add(
         ignore_decisions=ignore_decisions,
         show_progress=True,
     )
+    if product is not None:
+        target.use_products(product or None)
     _report(ctx, target, result, as_json)
 
 

@@ -26,7 +26,7 @@ from retrieval.progress import Progress
 from retrieval.reports.sheet import SheetImage, SheetRow, check_sheet_path, write_sheet
 from retrieval.search.composition import compose
 from retrieval.search.options import RERANKS, SearchOptions, search_options
-from retrieval.text import align_columns
+from retrieval.text import align_columns, pluralize
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class _Query:
     Attributes:
         name: Name in the output.
         images: Paths of the query images.
-        vector: Query vector, float32 [D].
+        vectors: Vectors of its views, float32 [m, D].
         items: Ids of the gallery items that the query consists of; they are not hits.
     """
 
     name: str
     images: tuple[str, ...]
-    vector: np.ndarray
+    vectors: np.ndarray
     items: tuple[int, ...] = ()
 
 
@@ -89,7 +89,9 @@ _search_options = combine_options(*(search_option(one) for one in search_options
     help="Move away from an item of the gallery, such as a wrong hit. Repeatable.",
 )
 @_search_options
-@click.option("--together", is_flag=True, help="Combine all images and items into one query, their mean.")
+@click.option(
+    "--together", is_flag=True, help="Take all images and items as views of one thing, in one query."
+)
 @sheet_option
 @runtime_options
 @json_option
@@ -144,6 +146,14 @@ def search(
     are % and _, and case does not matter. As in SQL, a comparison with a missing value is never true. The
     documentation has the details in docs/filters.md.
 
+    In a gallery of products (`lookalike index build --product sku`), each hit is a product: its best view,
+    with the number of its views. --together compares each of your images with each view, which finds more
+    than the mean of your images; --group-by id finds single images. See docs/products.md.
+
+    \b
+      lookalike search shop.gallery front.jpg side.jpg --together --group-size 3
+      lookalike search shop.gallery query.jpg --group-score soft
+
     `--rerank query-expansion` searches a second time with the query moved towards the first hits;
     `k-reciprocal` orders the first few hundred hits by the neighbours that they share with the query, and
     their score is 1 minus that distance. Both improve the result if most of the first hits are correct and
@@ -172,9 +182,10 @@ def search(
         queries = [_composed(wanted, [*away, *_text_queries(target, unwanted)])]
         embed_ms += away_ms + 1000 * (time.perf_counter() - start)
     elif together:
-        queries = [_composed(queries)]
+        queries = [_together(queries)]
     start = time.perf_counter()
-    hits_of_each = target.find(_vectors(queries), options, [query.items for query in queries])
+    vectors = [query.vectors for query in queries]
+    hits_of_each = target.find(vectors, options, [query.items for query in queries])
     answers = list(zip(queries, hits_of_each, strict=True))
     search_ms = 1000 * (time.perf_counter() - start)
 
@@ -193,7 +204,8 @@ def search(
     print_result(found, as_json, list(_text(target, answers, options)))
     for query, hits in answers:
         if len(hits) < options.k and not options.is_nothing_like_it(hits):
-            print_status(f"{query.name}: found {len(hits)} of {options.k}: {_why_fewer(options)}")
+            why = _why_fewer(options, target.manifest.product)
+            print_status(f"{query.name}: found {len(hits)} of {options.k}: {why}")
     print_status(f"embedded in {embed_ms:.1f} ms, searched {len(target)} images in {search_ms:.1f} ms")
     _warn_of_age(target)
     if sheet is not None:
@@ -227,17 +239,22 @@ def _queries(
         if len(bad) == len(images) and not items:
             raise bad[0]
         names = [str(places[position]) for position in embedded.positions]
-        queries += [_Query(n, (n,), vector) for n, vector in zip(names, embedded.vectors, strict=True)]
+        queries += [_Query(n, (n,), vector[None]) for n, vector in zip(names, embedded.vectors, strict=True)]
     for number in gallery.ids_of(items):
         item = gallery.item(number)
-        queries.append(_Query(item.path or item.key, (item.path,), gallery.vector(number), (number,)))
+        queries.append(_Query(item.path or item.key, (item.path,), gallery.vector(number)[None], (number,)))
     return queries, bad, milliseconds
 
 
 def _text_queries(gallery: SearchableGallery, texts: Sequence[str]) -> list[_Query]:
     """Return a query for each text."""
     vectors = gallery.embedder.embed_texts(texts) if texts else ()
-    return [_Query(f'"{text}"', (), vector) for text, vector in zip(texts, vectors, strict=True)]
+    return [_Query(f'"{text}"', (), vector[None]) for text, vector in zip(texts, vectors, strict=True)]
+
+
+def _together(views: Sequence[_Query]) -> _Query:
+    """Return several queries as the views of one."""
+    return replace(_composed(views), vectors=_vectors(views))
 
 
 def _composed(wanted: Sequence[_Query], unwanted: Sequence[_Query] = ()) -> _Query:
@@ -246,13 +263,13 @@ def _composed(wanted: Sequence[_Query], unwanted: Sequence[_Query] = ()) -> _Que
     return _Query(
         names + "".join(f" - {query.name}" for query in unwanted),
         tuple(path for query in wanted for path in query.images),
-        compose(_vectors(wanted), _vectors(unwanted) if unwanted else None),
+        compose(_vectors(wanted), _vectors(unwanted) if unwanted else None)[None],
         tuple(item for query in (*wanted, *unwanted) for item in query.items),
     )
 
 
 def _vectors(queries: Sequence[_Query]) -> np.ndarray:
-    return np.stack([query.vector for query in queries])
+    return np.concatenate([query.vectors for query in queries])
 
 
 def _text(
@@ -275,6 +292,7 @@ def _lines(hits: Hits) -> list[str]:
             str(hit.id),
             hit.label or "-",
             hit.path or hit.key,
+            *([pluralize(hit.view_count, "view")] if hit.view_count else []),
             _facts(hit),
         ]
         for rank, hit in enumerate(hits, 1)
@@ -286,7 +304,7 @@ def _lines(hits: Hits) -> list[str]:
 def _best_of(gallery: SearchableGallery, query: _Query, options: SearchOptions) -> str:
     """Return the probability of the best hit that a lowest probability has left out, as part of a message."""
     without = replace(options, k=1, min_probability=None)
-    (best,) = gallery.find(query.vector[None], without, [query.items])
+    (best,) = gallery.find([query.vectors], without, [query.items])
     return f": the best hit has a probability of {best[0].probability:.0%}" if best else ""
 
 
@@ -323,15 +341,22 @@ def _percent(probability: float) -> str:
 
 def _row(query: _Query, hits: Hits) -> SheetRow:
     shown = [SheetImage(Path(path), "query") for path in query.images]
-    shown += [
-        SheetImage(Path(hit.path), " ".join(filter(None, [_score(hit), hit.label, _facts(hit)])))
-        for hit in hits
-    ]
+    for hit in hits:
+        views = pluralize(hit.view_count, "view") if hit.view_count > 1 else None
+        shown.append(
+            SheetImage(Path(hit.path), " ".join(filter(None, [_score(hit), hit.label, views, _facts(hit)])))
+        )
+        shown += [SheetImage(Path(view.path), f"{view.score:.3f}, view") for view in hit.views[1:]]
     return SheetRow(query.name, shown)
 
 
-def _why_fewer(options: SearchOptions) -> str:
-    """Return the reason for fewer hits than requested."""
+def _why_fewer(options: SearchOptions, product: str | None) -> str:
+    """Return the reason for fewer hits than requested.
+
+    Args:
+        options: Search options.
+        product: Column of the products of the gallery.
+    """
     limits = []
     if options.where is not None:
         limits.append("match the condition")
@@ -339,8 +364,8 @@ def _why_fewer(options: SearchOptions) -> str:
         limits.append(f"score at least {options.min_score:g}")
     if options.min_probability is not None:
         limits.append(f"have a probability of at least {options.min_probability:g}")
-    if options.group_by is not None:
-        limits.append(f"have a different {options.group_by}")
+    if (column := options.group_by or product) and column.lower() != "id":
+        limits.append(f"have a different {column}")
     if options.rerank == "k-reciprocal":
         limits.append("are among the candidates for re-ranking")
     return f"no more images {' and '.join(limits)}" if limits else "the gallery has no more images"

@@ -210,6 +210,8 @@ def _info(facts: dict[str, Any]) -> list[tuple[str, str]]:
     lines += [("images in", f"{root} ({count})") for root, count in facts["roots"].items()]
     if facts["columns"]:
         lines.append(("columns", ", ".join(facts["columns"])))
+    if facts["product"]:
+        lines.append(("product", facts["product"]))
     parts = ", ".join(f"{name} {size_text(size)}" for name, size in facts["bytes"].items() if name != "all")
     lines.append(("disk space", f"{size_text(facts['bytes']['all'])} ({parts})"))
     for run in facts["runs"]:
@@ -233,6 +235,8 @@ def _store_info(facts: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("created by", facts["provider"]))
     if facts["columns"]:
         lines.append(("columns", ", ".join(facts["columns"])))
+    if facts["product"]:
+        lines.append(("product", facts["product"]))
     if (size := engine.pop("bytes", None)) is not None:
         lines.append(("disk space", size_text(size)))
     return lines + [(name, str(value)) for name, value in engine.items() if value is not None]

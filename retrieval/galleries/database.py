@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,12 +18,13 @@ from retrieval.files import check_free
 from retrieval.galleries import database_folder as folders
 from retrieval.galleries.inapplicable import inapplicable
 from retrieval.galleries.items import Item, Ranked, item_values, ranked
-from retrieval.galleries.searchable import Contents, Neighbours, SearchableGallery
+from retrieval.galleries.searchable import Contents, Neighbours, Queries, SearchableGallery
 from retrieval.galleries.writer import DatabaseWriter
 from retrieval.images.load import DECODE_POLICY
 from retrieval.model.embedder import Embedder
 from retrieval.model.runtime import Runtime
 from retrieval.search.embeddings import StoredEmbeddings
+from retrieval.search.groups import NOTHING
 from retrieval.search.options import SearchOptions
 from retrieval.search.query import ids_of_names
 from retrieval.search.where import parse_condition
@@ -36,11 +37,11 @@ from retrieval.storage.paths import ItemPaths, number_without_file
 from retrieval.storage.records import IndexSpec, StoredItem, Value
 from retrieval.storage.schema import BUILT_IN
 from retrieval.stores.address import Address
-from retrieval.stores.conditions import is_hidden, resolve
+from retrieval.stores.conditions import is_hidden, resolve, without
 from retrieval.stores.engine import Engine, no_collection
 from retrieval.stores.facets import count_store_facets
 from retrieval.stores.opening import open_engine
-from retrieval.stores.ranking import StoreSearcher
+from retrieval.stores.ranking import StoreSearcher, value_of
 from retrieval.stores.writing import visible
 
 RECALL = 0.95  # of the index, by default
@@ -275,7 +276,7 @@ class DatabaseView(SearchableGallery):
         self._index_kind = str(self.engine.facts().get("index", "flat"))
 
     def changed(self) -> bool:
-        """Return whether the collection was replaced; looks every few seconds.
+        """Return whether the collection was replaced, or has other products; looks every few seconds.
 
         Raises:
             LookalikeError: The database cannot be reached.
@@ -284,7 +285,9 @@ class DatabaseView(SearchableGallery):
             return False
         manifest = self.engine.manifest()
         self._checked_at = time.monotonic()
-        return manifest is None or manifest.uuid != self._known.uuid
+        if manifest is None or manifest.uuid != self._known.uuid:
+            return True
+        return manifest.product != self._manifest.product
 
     def replaced(self) -> bool:
         """Return whether the folder is that of another collection now."""
@@ -324,28 +327,48 @@ class DatabaseView(SearchableGallery):
             "texts": has_text(self._folder),
             "provider": self.manifest.provider,
             "columns": self.contents.columns(),
+            "product": self.manifest.product,
             "engine": self.engine.facts(),
         }
 
     # ---- searching
 
-    def _nearest(
-        self, queries: np.ndarray, options: SearchOptions, own: Sequence[tuple[int, ...]] | None
-    ) -> list[Ranked]:
-        queries = np.ascontiguousarray(queries, np.float32)
-        if queries.ndim != 2 or queries.shape[1] != self.manifest.dim:
-            what = f"queries of shape {queries.shape}, but the vectors have {self.manifest.dim} dimensions"
+    def _nearest(self, queries: Queries, options: SearchOptions) -> list[Ranked]:
+        vectors = np.ascontiguousarray(queries.vectors, np.float32)
+        if vectors.ndim != 2 or vectors.shape[1] != self.manifest.dim:
+            what = f"queries of shape {vectors.shape}, but the vectors have {self.manifest.dim} dimensions"
             raise InputError(f"{self._folder}: {what}")
         condition = _filter(self.engine, options.where)
         with pointing("#/group_by"):
-            group_by = None if options.group_by is None else _column(self.engine, options.group_by).name
+            group_by = None if options.grouping is None else _column(self.engine, options.grouping).name
         with pointing("#/exclude"):
             common = self.ids_of(options.exclude) if options.exclude else []
-        excluded = [{*common, *items} for items in own or [()] * len(queries)]
-        found = self._searcher.find(queries, options, condition, group_by, excluded)
-        ids = np.unique(np.concatenate([[], *(one.ids for one in found)])).astype(int).tolist()
+        own = [tuple(items) for items in queries.own or [()] * len(vectors)]
+        found = [NOTHING] * len(vectors)
+        for positions, among in self._conditions(own, condition, group_by):
+            some = queries[positions]
+            excluded = [{*common, *own[position]} for position in positions]
+            answers = self._searcher.find(vectors[positions], options, among, group_by, excluded, some.views)
+            for position, answer in zip(positions, answers, strict=True):
+                found[position] = answer
+        ids = sorted({number for one in found for number in one.all_rows()})
         items = {item.id: item_values(item, self.paths.shown(item)) for item in self.stored_items(ids)}
-        return ranked([(one.ids, one.scores) for one in found], lambda: items)
+        return ranked(found, lambda: items, group_by)
+
+    def _conditions(
+        self, own: Sequence[tuple[int, ...]], condition: Filter | None, group_by: str | None
+    ) -> Iterator[tuple[list[int], Filter | None]]:
+        """Yield positions of queries with the filter of their hits: without the products of their items."""
+        positions = dict[tuple[str | int | float, ...], list[int]]()
+        is_product = self.manifest.is_product(group_by)
+        items = self.stored_items(sorted({*chain(*own)})) if is_product else []
+        values = {item.id: value_of(item, group_by or "") for item in items}
+        for position, ids in enumerate(own):
+            found = (values.get(number) for number in ids)
+            products = {value for value in found if value is not None}
+            positions.setdefault(tuple(sorted(products, key=str)), []).append(position)
+        for left_out, some in positions.items():
+            yield some, without(condition, group_by or "", left_out) if left_out else condition
 
     def neighbours(self, labelled: np.ndarray | None = None, *, exact: bool = False) -> Neighbours:
         """Return a function that finds the nearest items of many queries; see `SearchableGallery`."""

@@ -11,7 +11,7 @@ import numpy as np
 from retrieval.errors import LookalikeError
 from retrieval.files import now
 from retrieval.galleries.items import Item, ItemValues, Once, Ranked, item_values, ranked
-from retrieval.galleries.searchable import Contents, Neighbours, SearchableGallery
+from retrieval.galleries.searchable import Contents, Neighbours, Queries, SearchableGallery
 from retrieval.galleries.writer import FileWriter
 from retrieval.images.load import DECODE_POLICY
 from retrieval.model.embedder import Embedder
@@ -284,20 +284,18 @@ class FilesView(SearchableGallery):
 
     # ---- searching
 
-    def _nearest(
-        self, queries: np.ndarray, options: SearchOptions, own: Sequence[tuple[int, ...]] | None
-    ) -> list[Ranked]:
-        found = [(answer.rows, answer.scores) for answer in self._searcher.find(queries, options, own)]
+    def _nearest(self, queries: Queries, options: SearchOptions) -> list[Ranked]:
+        found = self._searcher.find(queries.vectors, options, queries.own, queries.views)
         state, paths, changed = self._snapshot, self.paths, self.changed()
 
         def read() -> dict[int, ItemValues]:
-            rows = (row for rows, _ in found for row in rows.tolist())
+            rows = (row for one in found for row in one.all_rows())
             return self._items_of([*dict.fromkeys(rows)], state, paths, changed=changed)
 
         items = Once(read)
         if changed or not state.known.complete:
             items()  # before the database forgets them
-        return ranked(found, items)
+        return ranked(found, items, options.grouping)
 
     def neighbours(self, labelled: np.ndarray | None = None, *, exact: bool = False) -> Neighbours:
         """Return a function that finds the nearest items of many queries; see `SearchableGallery`."""
@@ -452,6 +450,7 @@ class FilesView(SearchableGallery):
         """Load the committed state; retry if a writer deleted its files before they were opened."""
         for _ in range(_TRIES):
             state = self.store.state()
+            self.store.reread_manifest()
             try:
                 return self._open_state(state)
             except LookalikeError:

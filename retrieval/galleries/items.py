@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, NamedTuple, SupportsIndex, TypeVar, overload
 
-import numpy as np
-
 from retrieval import arrow
 from retrieval.display import Displayed
+from retrieval.search.groups import Ranking, Views
 from retrieval.search.vectors import bounded_cosine
-from retrieval.storage.records import StoredItem
+from retrieval.storage.records import StoredItem, Value
+from retrieval.storage.schema import BUILT_IN
 from retrieval.text import align_columns, pluralize
 
 # Columns of a table of items, in this order and before the metadata columns, and their kinds.
@@ -65,6 +65,21 @@ def item_values(item: StoredItem, path: str) -> ItemValues:
 
 
 @dataclass(frozen=True)
+class View:
+    """One of the images of a hit with several views.
+
+    Attributes:
+        id: Number of the item.
+        path: Path of its file; empty if it has none.
+        score: Cosine similarity to the query; to several views of the query, the mean.
+    """
+
+    id: int
+    path: str
+    score: float
+
+
+@dataclass(frozen=True)
 class Hit(Item):
     """A search result.
 
@@ -72,10 +87,17 @@ class Hit(Item):
         score: Cosine similarity to the query, unless re-ranked; see `retrieval.search.options.RERANKS`.
         probability: Probability that it shows the same thing as the query, 1 if it is the same picture;
             `None` in a gallery that is not calibrated, and if re-ranked. See `retrieval.search.calibration`.
+        group: Value of its group, such as its product, if hits are grouped and it has one.
+        view_count: Number of images of the group; 0 if hits are not grouped.
+        views: The first of them, best first, as many as `SearchOptions.group_size`; empty if that is 1. The
+            first is the hit itself.
     """
 
     score: float = 0.0
     probability: float | None = None
+    group: Value = None
+    view_count: int = 0
+    views: tuple[View, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "score", bounded_cosine(self.score))
@@ -99,11 +121,34 @@ class Hit(Item):
         facts["probability"] = None
         return hit
 
+    def grouped(self, column: str, count: int, views: tuple[View, ...]) -> Hit:
+        """Return the hit as the best view of a group.
+
+        Args:
+            column: Column of the groups.
+            count: Number of views.
+            views: The first of them; see `Hit.views`.
+        """
+        hit = Hit.__new__(Hit)
+        value = item_value(self, column)
+        hit.__dict__.update(self.__dict__, group=value, view_count=count, views=views)
+        return hit
+
     def judged(self, probability: float) -> Hit:
         """Return the hit with a probability."""
         hit = Hit.__new__(Hit)
         hit.__dict__.update(self.__dict__, probability=probability)
         return hit
+
+
+def item_value(item: Item | StoredItem, column: str) -> Value:
+    """Return the value of an item in a column, of metadata or its own; `None` if it is missing."""
+    names = {name.lower(): name for name in BUILT_IN}
+    if own := names.get(column.lower()):
+        return getattr(item, own)  # type: ignore[no-any-return]
+    if column in item.metadata:
+        return item.metadata[column]
+    return next((value for name, value in item.metadata.items() if name.lower() == column.lower()), None)
 
 
 class Ranked(NamedTuple):
@@ -119,22 +164,46 @@ class Ranked(NamedTuple):
 
 
 def ranked(
-    found: Iterable[tuple[np.ndarray, np.ndarray]], items: Callable[[], Mapping[int, ItemValues]]
+    found: Iterable[Ranking], items: Callable[[], Mapping[int, ItemValues]], column: str | None = None
 ) -> list[Ranked]:
     """Return what queries have found.
 
     Args:
-        found: For each query, the numbers of items or of rows, int64 [n], and their scores, [n], best first.
-        items: Function that returns the values of items by number; those that it lacks are no hits.
+        found: For each query, the numbers of items or of rows, with their scores.
+        items: Function that returns the values of items by number, views among them; those that it lacks are
+            no hits.
+        column: Column of the groups, if hits are grouped.
     """
 
-    def read(numbers: np.ndarray, scores: list[float]) -> list[Hit]:
+    def read(one: Ranking, scores: list[float]) -> list[Hit]:
         known = items()
-        both = zip(numbers.tolist(), scores, strict=True)
-        return [Hit.of(known[number], score) for number, score in both if number in known]
+        both = zip(one.rows.tolist(), scores, strict=True)
+        hits = [Hit.of(known[n], score) if n in known else None for n, score in both]
+        if one.views is not None and column is not None:
+            hits = [
+                hit and hit.grouped(column, count, views)
+                for hit, count, views in zip(
+                    hits, one.views.counts.tolist(), _views(one.views, known), strict=True
+                )
+            ]
+        return [hit for hit in hits if hit is not None]
 
-    bounded = ((numbers, _bounded(scores.tolist())) for numbers, scores in found)
-    return [Ranked(scores, partial(read, numbers, scores)) for numbers, scores in bounded]
+    bounded = ((one, _bounded(one.scores.tolist())) for one in found)
+    return [Ranked(scores, partial(read, one, scores)) for one, scores in bounded]
+
+
+def _views(views: Views, known: Mapping[int, ItemValues]) -> list[tuple[View, ...]]:
+    """Return the views of each hit whose facts are known; nothing for hits with a single one."""
+    if views.rows.shape[1] == 1:
+        return [()] * len(views.rows)
+    return [
+        tuple(
+            View(known[n][0], known[n][1], bounded_cosine(score))
+            for n, score in zip(rows, scores, strict=True)
+            if n in known
+        )
+        for rows, scores in zip(views.rows.tolist(), views.scores.tolist(), strict=True)
+    ]
 
 
 def _bounded(scores: list[float]) -> list[float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -13,13 +13,14 @@ import numpy as np
 from retrieval import arrow
 from retrieval.display import Displayed
 from retrieval.errors import InputError, LookalikeError, pointing
-from retrieval.galleries.items import ITEM_KINDS, Hit, Hits, Item, Ranked, table_stream
+from retrieval.galleries.items import ITEM_KINDS, Hit, Hits, Item, Ranked, item_value, table_stream
 from retrieval.galleries.writer import Writer
 from retrieval.images.load import ImageSource
 from retrieval.machine.faiss_backend import CpuBackend, backend_for
 from retrieval.model.embedder import Embedder
 from retrieval.model.runtime import Runtime
 from retrieval.search.calibration import DEPTH, SAME, Calibration, CalibrationFile, summary
+from retrieval.search.composition import compose
 from retrieval.search.diversity import diversified
 from retrieval.search.embeddings import StoredEmbeddings
 from retrieval.search.expression import Expression, is_expression
@@ -35,6 +36,7 @@ from retrieval.storage.schema import BUILT_IN
 from retrieval.text import pluralize
 
 _SCORE = "score"
+_UNIQUE = ("id", "key", "path")  # columns
 _COPIES = 2  # of the picture of a query, which are searched for beside its nearest images
 
 Neighbours = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
@@ -111,6 +113,26 @@ class Contents(ABC):
     def bad_files(self) -> list[BadFile]:
         """Return the files that could not be used when they were last tried; none if that is not recorded."""
         return []
+
+
+@dataclass(frozen=True, eq=False)
+class Queries:
+    """Queries of a search.
+
+    Attributes:
+        vectors: float32 [N, D].
+        own: Ids of the items that each comes from; `None` for none.
+        views: Views of each, float32 [m_i, D], whose means the vectors are; `None` if each has one.
+    """
+
+    vectors: np.ndarray
+    own: Sequence[tuple[int, ...]] | None
+    views: Sequence[np.ndarray] | None
+
+    def __getitem__(self, which: Sequence[int]) -> Queries:
+        own = None if self.own is None else [self.own[n] for n in which]
+        views = None if self.views is None else [self.views[n] for n in which]
+        return Queries(self.vectors[[*which]], own, views)
 
 
 class SearchableGallery(Displayed, ABC):
@@ -199,6 +221,26 @@ class SearchableGallery(Displayed, ABC):
         self.check_model(embedder)
         check_vectors(self.folder, self.manifest, embedder)
         self._keep_model(embedder)
+
+    def use_products(self, column: str | None) -> None:
+        """Take images with the same value of a column as views of one product, here and in every process.
+
+        Args:
+            column: Column; `None` if images are not of products.
+
+        Raises:
+            InputError: There is no such column, or each image has a value of its own in it.
+            LookalikeError: The gallery cannot be written.
+        """
+        if column is not None:
+            column = find_column(column, item_columns(self.contents.columns())).name
+            if column in _UNIQUE:
+                raise InputError(
+                    f"column {column!r}: each image has a value of its own, so it names no product"
+                )
+        if column != self.manifest.product:
+            self.writer.use_manifest(replace(self.manifest, product=column))
+            self.refresh()
 
     # ---- state
 
@@ -312,60 +354,70 @@ class SearchableGallery(Displayed, ABC):
         return self.find(queries, SearchOptions(k, **options))
 
     def find(
-        self, queries: np.ndarray, options: SearchOptions, own: Sequence[tuple[int, ...]] | None = None
+        self,
+        queries: np.ndarray | Sequence[np.ndarray],
+        options: SearchOptions,
+        own: Sequence[tuple[int, ...]] | None = None,
     ) -> list[Hits]:
         """Return the hits of each query; `search_vectors` with the options in one value.
 
+        A query may have several views of one thing. If hits are grouped, each group is compared with each of
+        them, and its score is the mean; else, and with a re-ranking, the query is their mean.
+
         Args:
-            queries: float32 [N, D], unit length.
+            queries: float32 [N, D], unit length; or for each query the vectors of its views, float32
+                [m_i, D].
             options: Search options.
             own: For each query, the ids of the items that it comes from, which are no hits of it.
 
         Raises:
             InputError: An option is invalid, or the queries have another shape.
         """
-        kinds = self.contents.kinds
-        return [Hits(hits, kinds) for hits in self._find(queries, options, own)]
+        kinds, views = self.contents.kinds, None
+        if not isinstance(queries, np.ndarray):
+            views = [np.ascontiguousarray(one, np.float32) for one in queries]
+            queries = np.stack([compose(one) for one in views]) if views else np.empty((0, self.manifest.dim))
+        if options.group_by is None and self.manifest.product is not None:
+            options = replace(options, group_by=self.manifest.product)
+        return [Hits(hits, kinds) for hits in self._find(Queries(queries, own, views), options)]
 
     def _find(
-        self, queries: np.ndarray, options: SearchOptions, own: Sequence[tuple[int, ...]] | None
+        self, queries: Queries, options: SearchOptions
     ) -> Sequence[list[Hit] | Callable[[], list[Hit]]]:
         if options.order is not None:
-            return self._in_order(queries, options, Order.parse(options.order), own)
+            return self._in_order(queries, options, Order.parse(options.order))
         if options.diversity:
             most = replace(options, k=max(options.k, MOST_CANDIDATES), diversity=0.0)
-            return [self._diversified(hits, options) for hits in self.find(queries, most, own)]
+            return [self._diversified(hits, options) for hits in self._read(queries, most)]
         calibration = self.calibration if options.has_probabilities else None
         if calibration is None:
             if options.min_probability is not None:
                 what = f"{self.folder}: the gallery is not calibrated, so its hits have no probabilities"
                 with pointing("#/min_probability"):
                     raise InputError(f"{what}; run `lookalike calibrate {self.folder}`")
-            return [hits.read for hits in self._nearest(queries, options, own)]
+            return [hits.read for hits in self._nearest(queries, options)]
         asked = DEPTH + _COPIES
-        if options.where is None and options.group_by is None and options.min_score is None:
+        if options.where is None and options.grouping is None and options.min_score is None:
             asked = max(options.k, asked)
-            found = near = self._nearest(queries, replace(options, k=asked), own)
+            found = near = self._nearest(queries, replace(options, k=asked))
         else:
-            found = self._nearest(queries, options, own)
-            near = self._nearest(queries, SearchOptions(asked, exclude=options.exclude), own)
+            found = self._nearest(queries, options)
+            near = self._nearest(queries, SearchOptions(asked, exclude=options.exclude))
         # Where the picture of a query is there more often, the nearest others are further down.
         near, short = [*near], list(range(len(near)))
         while short := [n for n in short if len(near[n].scores) == asked and near[n].scores[-DEPTH] >= SAME]:
             asked *= 4
             wider = SearchOptions(asked, exclude=options.exclude)
-            deeper = self._nearest(queries[short], wider, own and [own[n] for n in short])
+            deeper = self._nearest(queries[short], wider)
             for n, hits in zip(short, deeper, strict=True):
                 near[n] = hits
         return _with_probabilities(found, near, calibration, options)
 
-    def _in_order(
-        self,
-        queries: np.ndarray,
-        options: SearchOptions,
-        order: Order,
-        own: Sequence[tuple[int, ...]] | None,
-    ) -> list[list[Hit]]:
+    def _read(self, queries: Queries, options: SearchOptions) -> list[list[Hit]]:
+        """Return the hits of each query, read."""
+        return [hits if isinstance(hits, list) else hits() for hits in self._find(queries, options)]
+
+    def _in_order(self, queries: Queries, options: SearchOptions, order: Order) -> list[list[Hit]]:
         """Return the first hits of each query in an order; see `SearchOptions.order`."""
         try:
             with pointing("#/order"):
@@ -374,10 +426,10 @@ class SearchableGallery(Displayed, ABC):
             error.args = (f"order: {str(error).removeprefix('order: ')}",)
             raise
         most = replace(options, k=max(options.k, MOST_CANDIDATES), order=None)
-        found = self.find(queries, most, own)
+        found = self._read(queries, most)
         return [_ordered(hits, values_of(hits), order.descending)[: options.k] for hits in found]
 
-    def _diversified(self, hits: Hits, options: SearchOptions) -> list[Hit]:
+    def _diversified(self, hits: list[Hit], options: SearchOptions) -> list[Hit]:
         """Return the first of some hits in the order of `SearchOptions.diversity`."""
         if not hits:
             return []
@@ -387,7 +439,7 @@ class SearchableGallery(Displayed, ABC):
         order = diversified(scores, stacked, options.diversity, options.k)
         return [there[position] for position in order.tolist()]
 
-    def _order_values(self, text: str) -> Callable[[Hits], Sequence[Value]]:
+    def _order_values(self, text: str) -> Callable[[list[Hit]], Sequence[Value]]:
         """Return a function that returns the values by which hits are ordered: of a column, or an expression.
 
         Raises:
@@ -407,10 +459,8 @@ class SearchableGallery(Displayed, ABC):
         return lambda hits: _computed(hits, expression, columns)
 
     @abstractmethod
-    def _nearest(
-        self, queries: np.ndarray, options: SearchOptions, own: Sequence[tuple[int, ...]] | None
-    ) -> list[Ranked]:
-        """Return the hits of each query without probabilities; see `find`."""
+    def _nearest(self, queries: Queries, options: SearchOptions) -> list[Ranked]:
+        """Return the hits of each query without probabilities, grouped by `options.grouping`."""
 
     @abstractmethod
     def neighbours(self, labelled: np.ndarray | None = None, *, exact: bool = False) -> Neighbours:
@@ -494,6 +544,31 @@ class SearchableGallery(Displayed, ABC):
             LookalikeError: A vector or an item is damaged.
         """
 
+    def products_beside(self, ids: np.ndarray, classes: np.ndarray) -> np.ndarray | None:
+        """Return the product of each item, int64 [n], if what is learned or measured keeps products whole.
+
+        An item without a product is a product of its own. If no class has two products, as if the label is
+        the name of the product, its other views are what a query is to find, and so they are not left out:
+        then this is `None`, as in a gallery without products.
+
+        Args:
+            ids: Item ids, int64 [n].
+            classes: Class of each, int [n]; -1 for none.
+        """
+        column = self.manifest.product
+        if column is None:
+            return None
+        numbers = dict[Value, int]()
+        of_item = dict[int, int]()
+        for start in range(0, len(ids), arrow.AT_ONCE):
+            for one in self.stored_items(ids[start : start + arrow.AT_ONCE].tolist()):
+                value = item_value(one, column)
+                if value is not None:
+                    of_item[one.id] = numbers.setdefault(value, len(numbers))
+        products = np.array([of_item.get(number, -1 - number) for number in ids.tolist()], np.int64)
+        pairs = np.unique(np.stack([classes, products])[:, classes >= 0], axis=1)
+        return products if (np.bincount(pairs[0].astype(np.int64)) > 1).any() else None
+
     @abstractmethod
     def item_at(self, path: Path) -> int | None:
         """Return the id of the item of an image file, as `paths.lookup` names it; `None` if there is none."""
@@ -533,19 +608,19 @@ class SearchableGallery(Displayed, ABC):
         """Return a short text that changes with the items, their facts or the model."""
 
 
-def _values(hits: Hits, column: str) -> list[Value]:
+def _values(hits: list[Hit], column: str) -> list[Value]:
     if column in BUILT_IN or column == _SCORE:
         return [getattr(hit, column) for hit in hits]
     return [hit.metadata.get(column) for hit in hits]
 
 
-def _computed(hits: Hits, expression: Expression, columns: Mapping[str, str]) -> list[Value]:
+def _computed(hits: list[Hit], expression: Expression, columns: Mapping[str, str]) -> list[Value]:
     """Return the value of an expression for each hit; `None` where it is missing."""
     values = {name: np.array(_values(hits, column), np.float64) for name, column in columns.items()}
     return [None if value != value else value for value in expression.of(values, len(hits)).tolist()]
 
 
-def _ordered(hits: Hits, values: Sequence[Value], descending: bool) -> list[Hit]:
+def _ordered(hits: list[Hit], values: Sequence[Value], descending: bool) -> list[Hit]:
     """Return hits by their values: numbers before text, equal ones as before, missing last."""
     present = [number for number, value in enumerate(values) if value is not None]
     present.sort(key=lambda number: (isinstance(values[number], str), values[number]), reverse=descending)

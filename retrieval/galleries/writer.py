@@ -143,6 +143,15 @@ class Writer(ABC):
     # ---- writing
 
     @abstractmethod
+    def use_manifest(self, manifest: Manifest) -> None:
+        """Replace the facts about the gallery as a whole, of the same model and dimension.
+
+        Raises:
+            InputError: The database cannot change them.
+            LookalikeError: The gallery cannot be written.
+        """
+
+    @abstractmethod
     def commit(self, vectors: np.ndarray, items: Sequence[NewItem], bad: Iterable[BadFile] = ()) -> None:
         """Add items with their vectors, and record unusable files, whose items are removed.
 
@@ -240,6 +249,11 @@ class FileWriter(Store, Writer):
     def table(self, *, whole: bool = False) -> ItemTable:
         """See `Writer.table`."""
         return StoreTable(self)
+
+    def use_manifest(self, manifest: Manifest) -> None:
+        """See `Writer.use_manifest`."""
+        with self.writing():
+            self.update_manifest(manifest)
 
     def heirs(
         self, drafts: Sequence[tuple[ImageFile, ExistingItem | None]]
@@ -362,6 +376,11 @@ class DatabaseWriter(Writer):
         return []
 
     # ---- writing
+
+    def use_manifest(self, manifest: Manifest) -> None:
+        """See `Writer.use_manifest`."""
+        self._engine.use_manifest(manifest)
+        self.manifest = manifest
 
     def put(self, items: Sequence[NewItem], vectors: np.ndarray) -> list[StoredItem]:
         """Write items with their vectors, and return them; see `retrieval.stores.writing.ItemWriter.put`."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from retrieval.search.groups import Groups
 from retrieval.search.lru_cache import LRUCache
 from retrieval.search.selection import Selection
 from retrieval.search.snapshot import Snapshot
@@ -71,7 +72,7 @@ class _KeptSelection(_Kept):
 
 @dataclass(frozen=True, eq=False)
 class _KeptGroups(_Kept):
-    groups: np.ndarray
+    groups: Groups
     numbers: dict[object, int]  # of values
 
 
@@ -120,10 +121,8 @@ class Filters:
         self._selections.put(where, _KeptSelection(state, selection))
         return selection
 
-    def groups(self, column: str, state: State) -> np.ndarray:
-        """Return a group number for each row, equal for equal values of a column: int32 [rows].
-
-        A row without a value is a group of its own, with a negative number.
+    def groups(self, column: str, state: State) -> Groups:
+        """Return the groups of rows with equal values of a column.
 
         Raises:
             InputError: An unknown column.
@@ -142,13 +141,14 @@ class Filters:
             numbers = dict(kept.numbers)
             known = snapshot.rows_of(changed)
             alone = groups[known]
-            groups[: len(kept.groups)] = kept.groups
+            groups[: len(kept.groups.numbers)] = kept.groups.numbers
             _set(groups, known, alone)
         _set(groups, snapshot.rows_of(ids), _numbered(values, numbers))
         if len(numbers) > _MOST_VALUES:
             numbers = {}
-        self._groupings.put(column, _KeptGroups(state, groups, numbers))
-        return groups
+        found = Groups(groups)
+        self._groupings.put(column, _KeptGroups(state, found, numbers))
+        return found
 
     def _changed(self, earlier: State, later: State) -> np.ndarray | None:
         """Return the ids of the items that may have changed since an earlier state, int64 [n].

@@ -19,6 +19,13 @@ RERANKS = {
     "query-expansion": "cosine similarity to the expanded query",
     "k-reciprocal": "1 - k-reciprocal distance",
 }
+# Meaning of the score of a group by name.
+GROUP_SCORES = {
+    "best": "that of its best view",
+    "mean": "the mean of all its views",
+    "soft": "a soft maximum of all its views, between the two",
+}
+EACH = "id"  # column of which every image has a value of its own
 # Candidates of k-reciprocal re-ranking: k, but within these limits, since all are compared with each other.
 # An order by a column has the most of them.
 CANDIDATES, MOST_CANDIDATES = 200, 1000
@@ -31,6 +38,8 @@ class SearchKeywords(TypedDict, total=False):
     exclude: Collection[int | str]
     min_score: float | None
     group_by: str | None
+    group_size: int
+    group_score: str
     rerank: str
     min_probability: float | None
     order: str | None
@@ -100,7 +109,13 @@ class SearchOptions:
         exclude: Ids (whole numbers) and keys (text) of items that are no hits.
         min_score: Lowest score of a hit, from -1 to 1.
         group_by: Column; only the best hit of each of its values is returned, such as one hit per label for
-            "label". An item without a value is a group of its own.
+            "label". An item without a value is a group of its own. `None` for the column of the gallery's
+            products, see `Manifest.product`, and for all hits in a gallery without; "id" for all hits. An
+            item that is the query leaves out its whole product, if the groups are the products.
+        group_size: Number of views of a group that its hit has, if there are as many, best first. A search
+            with a condition sees, scores and counts only the views that fulfil it.
+        group_score: Score of a group, one of `GROUP_SCORES`; "best" for a search without groups. Only "best"
+            has probabilities, and is possible with "k-reciprocal", as is only a `group_size` of 1.
         rerank: "none"; "query-expansion", which searches again with the query moved towards its first hits;
             or "k-reciprocal", which orders the first few hundred candidates by the neighbours they share with
             the query, and finds no other hits or groups. `RERANKS` has the meaning of the scores.
@@ -134,10 +149,21 @@ class SearchOptions:
     )
     group_by: str | None = option(
         None,
-        "Column; only the best hit for each of its values is returned.",
+        "Column; only the best hit for each of its values is returned, with its views. By default that of "
+        "the products, in a gallery that has them; `id` for single images.",
         metavar="COLUMN",
         label="One result for each",
         examples=["label"],
+    )
+    group_size: int = option(
+        1, "Number of views returned with each hit, if there is one for each value.", low=1, metavar="N"
+    )
+    group_score: str = option(
+        "best",
+        "Score of a hit with several views: "
+        + "; ".join(f"{name}, {meaning}" for name, meaning in GROUP_SCORES.items())
+        + ".",
+        choices=tuple(GROUP_SCORES),
     )
     rerank: str = option(
         "none",
@@ -185,17 +211,30 @@ class SearchOptions:
         if self.rerank not in RERANKS:
             hint = did_you_mean(self.rerank, RERANKS, f"known: {', '.join(RERANKS)}")
             raise InputError(f"unknown re-ranking {self.rerank!r}; {hint}")
+        if self.group_size < 1:
+            raise InputError(f"group_size must be at least 1, got {self.group_size}")
+        if self.group_score not in GROUP_SCORES:
+            hint = did_you_mean(self.group_score, GROUP_SCORES, f"known: {', '.join(GROUP_SCORES)}")
+            raise InputError(f"unknown score of groups {self.group_score!r}; {hint}")
+        if self.rerank == "k-reciprocal" and (self.group_size > 1 or self.group_score != "best"):
+            what = "k-reciprocal re-ranking scores some candidates, not all views of a group"
+            raise InputError(f"{what}; leave out group_size and group_score")
         if self.min_probability is not None:
             if not 0 <= self.min_probability <= 1:
                 raise InputError(f"minimum probability {self.min_probability}: must be from 0 to 1")
             if not self.has_probabilities:
                 what = "minimum probability: only the cosines of a query image have probabilities"
-                raise InputError(f"{what}; leave out the re-ranking and the text")
+                raise InputError(f"{what}; leave out the re-ranking, the text and the score of groups")
+
+    @property
+    def grouping(self) -> str | None:
+        """Column of which each value has one hit; `None` if hits are single images."""
+        return None if self.group_by is None or self.group_by.lower() == EACH else self.group_by
 
     @property
     def has_probabilities(self) -> bool:
         """Whether the hits of a calibrated gallery have probabilities: scores are cosines of images."""
-        return self.calibrated and self.rerank == "none"
+        return self.calibrated and self.rerank == "none" and self.group_score == "best"
 
     def is_nothing_like_it(self, hits: Sized) -> bool:
         """Return whether the answer is that the gallery has nothing like the query."""

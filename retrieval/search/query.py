@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 
 from retrieval.errors import InputError, pointing
 from retrieval.search.filters import Filters, State
+from retrieval.search.groups import (
+    NOTHING,
+    Groups,
+    Ranking,
+    best_of_each,
+    is_complete,
+    rank_groups,
+    views_of,
+)
 from retrieval.search.options import CANDIDATES, MOST_CANDIDATES, SearchOptions
 from retrieval.search.rerank import EXPANSION, expand, k_reciprocal
 from retrieval.search.selection import Selection
@@ -16,19 +24,7 @@ from retrieval.search.where import is_text
 from retrieval.storage.queries import ids_by_key
 from retrieval.storage.store import Store
 
-
-@dataclass(eq=False, slots=True)  # frozen, it would take three times as long to make
-class Ranking:
-    """Rows of a snapshot, int64 [n], with their scores, float [n], best first."""
-
-    rows: np.ndarray
-    scores: np.ndarray
-
-    def __getitem__(self, which: slice | np.ndarray) -> Ranking:
-        return Ranking(self.rows[which], self.scores[which])
-
-
-NOTHING = Ranking(np.empty(0, np.int64), np.empty(0, np.float32))
+_BLOCK = 1 << 14  # vectors in memory at once
 
 
 class Searcher:
@@ -45,7 +41,11 @@ class Searcher:
         self.snapshot = state.snapshot
 
     def find(
-        self, queries: np.ndarray, options: SearchOptions, own: Sequence[tuple[int, ...]] | None = None
+        self,
+        queries: np.ndarray,
+        options: SearchOptions,
+        own: Sequence[tuple[int, ...]] | None = None,
+        views: Sequence[np.ndarray] | None = None,
     ) -> list[Ranking]:
         """Return the best rows of each query.
 
@@ -54,46 +54,61 @@ class Searcher:
             options: Search options.
             own: For each query, the ids of the items that it comes from, which are no hits of it; queries
                 with the same items are searched in one batch.
+            views: For each query, the vectors that it is made of, float32 [m_i, D]; see
+                `SearchableGallery.find`.
 
         Raises:
             InputError: An invalid condition, an unknown column or item, or queries of another shape.
         """
-        if own is None:
-            return self._find(queries, options)
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for position, items in enumerate(own):
-            groups.setdefault(items, []).append(position)
-        found = [NOTHING] * len(own)
-        for items, positions in groups.items():
-            limited = replace(options, exclude=[*options.exclude, *items])
-            for position, answer in zip(positions, self._find(queries[positions], limited), strict=True):
+        views = [query[None] for query in queries] if views is None else views
+        positions_of: dict[tuple[int, ...], list[int]] = {}
+        for position, items in enumerate(own or [()] * len(queries)):
+            positions_of.setdefault(items, []).append(position)
+        found = [NOTHING] * len(queries)
+        for items, positions in positions_of.items():
+            some = self._find(queries[positions], [views[position] for position in positions], options, items)
+            for position, answer in zip(positions, some, strict=True):
                 found[position] = answer
         return found
 
-    def _find(self, queries: np.ndarray, options: SearchOptions) -> list[Ranking]:
+    def _find(
+        self, queries: np.ndarray, views: Sequence[np.ndarray], options: SearchOptions, own: tuple[int, ...]
+    ) -> list[Ranking]:
         allowed = None
         if options.where is not None:
             many = len(queries) > 1
             allowed = self._filters.selection(options.where, self._state, lasting=many)
         with pointing("#/group_by"):
-            groups = None if options.group_by is None else self._filters.groups(options.group_by, self._state)
+            groups = None if options.grouping is None else self._filters.groups(options.grouping, self._state)
         excluded = NOTHING.rows
-        if options.exclude:
+        if options.exclude or own:
             with pointing("#/exclude"):
-                excluded = self.snapshot.rows_of(np.array(self.ids_of(options.exclude), np.int64))
+                excluded = self.snapshot.rows_of(np.array(self.ids_of([*options.exclude, *own]), np.int64))
+            if own and groups is not None and self._store.manifest.is_product(options.grouping):
+                numbers = groups.numbers[excluded[len(options.exclude) :]]
+                excluded = np.union1d(excluded, groups.members(np.unique(numbers))[0])
+        if options.rerank != "none":
+            views = [*queries[:, None]]
         if options.rerank == "query-expansion":
             queries = self._expanded(queries, allowed, excluded)
+            views = [*queries[:, None]]
         if options.rerank == "k-reciprocal":
             found = self._rerank_k_reciprocal(queries, options.k, allowed, excluded)
-            if groups is not None:
-                found = [_best_of_each(one, groups) for one in found]
-        elif groups is not None:
-            found = [self._one_per_group(query, options.k, allowed, excluded, groups) for query in queries]
-        else:
+        elif groups is None:
             found = self._nearest(queries, options.k, allowed, excluded)
+        else:
+            found = [self._grouped(one, options, allowed, excluded, groups) for one in views]
+        if groups is not None and options.rerank == "k-reciprocal":
+            found = [best_of_each(one, groups.numbers[one.rows]) for one in found]
         if options.min_score is not None:
             found = [one[one.scores >= options.min_score] for one in found]
-        return [one[: options.k] if len(one.rows) > options.k else one for one in found]
+        found = [one[: options.k] if len(one.rows) > options.k else one for one in found]
+        if groups is not None:
+            for query, one in zip(views, found, strict=True):
+                rows, which = self._members(groups, groups.numbers[one.rows], allowed, excluded)
+                scores = self._cosines(query, rows).mean(1) if options.group_size > 1 else None
+                one.views = views_of(rows, scores, which, one.rows, options.group_size)
+        return found
 
     def ids_of(self, names: Iterable[int | str]) -> list[int]:
         """Return the ids of items given by id or by key; text that is no key may be the digits of an id.
@@ -141,34 +156,78 @@ class Searcher:
             found.append(Ranking(near.rows, scores)[np.argsort(-scores, kind="stable")])
         return found
 
+    def _grouped(
+        self,
+        query: np.ndarray,
+        options: SearchOptions,
+        allowed: Selection | None,
+        excluded: np.ndarray,
+        groups: Groups,
+    ) -> Ranking:
+        """Return the best view of each of the k best groups, with the scores of the groups.
+
+        Args:
+            query: Views of the query, float32 [m, D].
+            options: Search options.
+            allowed: Rows that may be found; `None` for all.
+            excluded: Rows that may not.
+            groups: Groups of rows.
+        """
+        if len(query) == 1 and options.group_score == "best":
+            return self._one_per_group(query, options.k, allowed, excluded, groups)
+        wanted = 4 * options.k
+        while True:
+            near = self._nearest(query, wanted, allowed, excluded)
+            met = np.unique(groups.numbers[np.concatenate([one.rows for one in near])])
+            rows, which = self._members(groups, met, allowed, excluded)
+            cosines = self._cosines(query, rows)
+            found = rank_groups(options.group_score, rows, cosines, which, len(met), options.k)
+            if is_complete(found, near, options.k, wanted):
+                return found
+            wanted *= 4
+
     def _one_per_group(
         self,
         query: np.ndarray,
         k: int,
         allowed: Selection | None,
         excluded: np.ndarray,
-        groups: np.ndarray,
+        groups: Groups,
     ) -> Ranking:
         """Return the nearest row of each of the k nearest groups; each search leaves out the groups found."""
         rows, scores = np.empty(0, np.int64), np.empty(0, np.float32)
         left, wanted = allowed, 4 * k
         while True:
-            (near,) = self._nearest(query[None], wanted, left, excluded)
-            best = _best_of_each(near, groups)
+            (near,) = self._nearest(query, wanted, left, excluded)
+            best = best_of_each(near, groups.numbers[near.rows])
             rows, scores = np.concatenate([rows, best.rows]), np.concatenate([scores, best.scores])
             if len(rows) >= k or len(near.rows) < wanted:
                 return Ranking(rows, scores)[np.argsort(-scores, kind="stable")]
             # Groups have been found whole up to here: the rest is in the others.
-            others = ~np.isin(groups, groups[rows])
+            others = ~np.isin(groups.numbers, groups.numbers[rows])
             for mask in (None if allowed is None else allowed.allowed, self.snapshot.alive):
                 others &= True if mask is None else mask
             left = Selection(others, lasting=False)
 
+    def _members(
+        self, groups: Groups, numbers: np.ndarray, allowed: Selection | None, excluded: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows of some groups that may be found; see `Groups.members`."""
+        rows, which = groups.members(numbers)
+        kept = np.ones(len(rows), bool)
+        for mask in (None if allowed is None else allowed.allowed, self.snapshot.alive):
+            kept &= True if mask is None else mask[rows]
+        if len(excluded):
+            kept &= ~np.isin(rows, excluded)
+        return rows[kept], which[kept]
 
-def _best_of_each(found: Ranking, groups: np.ndarray) -> Ranking:
-    """Return the best of each group, best first."""
-    _, first = np.unique(groups[found.rows], return_index=True)
-    return found[np.sort(first)]
+    def _cosines(self, query: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Return the cosines of rows with the views of a query, float32 [n, m]."""
+        parts = [
+            self.snapshot.vectors(rows[start : start + _BLOCK]) @ query.T
+            for start in range(0, len(rows), _BLOCK)
+        ]
+        return np.concatenate([np.empty((0, len(query)), np.float32), *parts])
 
 
 def ids_of_names(

@@ -43,6 +43,7 @@ class Manifest:
             kept their numbers.
         index_spec: Specification of the index; the default for the next one.
         dtype: Type of the stored numbers, one of `DTYPES`.
+        product: Column of the product that an image is a view of; `None` if images are not of products.
         revision: Number of changes of these facts since the gallery was created.
         uuid: Random id of the gallery.
         format_version: Version of the gallery format.
@@ -58,6 +59,7 @@ class Manifest:
     projected_from: str | None = None
     index_spec: IndexSpec = IndexSpec()  # noqa: RUF009
     dtype: str = "float32"
+    product: str | None = None
     revision: int = 0
     uuid: str = field(default_factory=_new_uuid)
     format_version: int = FORMAT_VERSION
@@ -66,6 +68,10 @@ class Manifest:
     def has_model(self) -> bool:
         """Whether the gallery has a model file to embed images with."""
         return self.embedding is None
+
+    def is_product(self, column: str | None) -> bool:
+        """Return whether a column is that of the products."""
+        return column is not None and self.product is not None and column.lower() == self.product.lower()
 
     def rows(self) -> dict[str, str]:
         """Return the facts as rows of the table `meta`: JSON by name."""
@@ -81,6 +87,7 @@ class Manifest:
             "rebuilt_from": self.rebuilt_from,
             "projected_from": self.projected_from,
             "dtype": self.dtype,
+            "product": self.product,
             "revision": self.revision,
             _INDEX_SPEC: _given(vars(self.index_spec)) or None,
             **_CONSTANT,
@@ -113,6 +120,7 @@ def parse_manifest(folder: Path | str, rows: Iterable[tuple[str, str]]) -> Manif
             projected_from=facts.get("projected_from"),
             index_spec=IndexSpec(**facts.get(_INDEX_SPEC, {})),
             dtype=str(facts["dtype"]),
+            product=facts.get("product"),
             revision=int(facts.get("revision", 0)),
             uuid=str(facts["gallery_uuid"]),
             format_version=version,

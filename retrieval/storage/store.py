@@ -437,6 +437,10 @@ class Store:
         """Delete the parts of an unfinished index."""
         shutil.rmtree(self.index_parts, ignore_errors=True)
 
+    def reread_manifest(self) -> None:
+        """Read the manifest again, which another process may have changed."""
+        self.manifest = self._read_manifest()
+
     def update_manifest(self, manifest: Manifest) -> None:
         """Replace the manifest."""
         manifest = self._revised(manifest)

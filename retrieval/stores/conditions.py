@@ -56,6 +56,13 @@ def without(filter_: Filter | None, column: str, values: tuple[ConditionValue, .
     return rest if filter_ is None else FilterGroup("and", (filter_, rest))
 
 
+def both(one: Filter | None, other: Filter | None) -> Filter | None:
+    """Return a filter of the items that fulfil two filters; `None` is fulfilled by all."""
+    if one is None or other is None:
+        return other if one is None else one
+    return FilterGroup("and", (one, other))
+
+
 def unsupported(test: FilterTest, problem: str, remedy: str) -> InputError:
     """Return the error for a test that a database cannot express; no database answers something else."""
     return InputError(f"column {test.column!r}: {problem}; {remedy}")

@@ -142,6 +142,14 @@ class Engine(Driver):
             InputError: The database cannot hold it, such as vectors of too many dimensions.
         """
 
+    def use_manifest(self, manifest: Manifest) -> None:
+        """Replace the facts about the collection, of the same model and dimension.
+
+        Raises:
+            InputError: The database cannot change them.
+        """
+        raise InputError(f"{self.address}: this database cannot change the facts about a collection")
+
     @abstractmethod
     def drop(self) -> None:
         """Delete the collection with its items, if there is one."""

@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from retrieval.search.groups import Ranking, Views, is_complete, rank_groups, views_of
 from retrieval.search.options import CANDIDATES, MOST_CANDIDATES, SearchOptions
 from retrieval.search.rerank import EXPANSION, expand, k_reciprocal
-from retrieval.storage.conditions import Filter
+from retrieval.storage.conditions import Filter, FilterTest
 from retrieval.storage.records import StoredItem
-from retrieval.stores.conditions import without
-from retrieval.stores.engine import Engine, Neighbours
+from retrieval.stores.conditions import both, without
+from retrieval.stores.engine import Engine
+
+_AT_ONCE = 4096  # items of groups in memory at once
 
 
 class StoreSearcher:
@@ -32,41 +35,49 @@ class StoreSearcher:
         condition: Filter | None,
         group_by: str | None,
         excluded: Sequence[Collection[int]],
-    ) -> list[Neighbours]:
-        """Return the hits of each query.
+        views: Sequence[np.ndarray] | None = None,
+    ) -> list[Ranking]:
+        """Return the hits of each query, by id.
 
         Args:
             queries: float32 [N, D], unit length.
-            options: k, lowest score and re-ranking.
+            options: k, lowest score, groups and re-ranking.
             condition: Filter.
             group_by: Column of the groups, as the database names it.
             excluded: For each query, the ids that are no hits.
+            views: For each query, the vectors of its views, float32 [m_i, D]; `None` for one of each.
         """
+        views = [*queries[:, None]] if views is None or options.rerank != "none" else views
         if options.rerank == "query-expansion":
             queries = self._expanded(queries, condition, excluded)
+            views = [*queries[:, None]]
         if options.rerank == "k-reciprocal":
             found = self._rerank_k_reciprocal(queries, options.k, condition, excluded)
-            if group_by is not None:
-                found = [self._best_of_each(one, group_by) for one in found]
         elif group_by is not None:
             found = [
-                self._one_per_group(query, options.k, condition, out, group_by)
-                for query, out in zip(queries, excluded, strict=True)
+                self._grouped(query, options, condition, out, group_by)
+                for query, out in zip(views, excluded, strict=True)
             ]
         else:
             found = self._nearest(queries, options.k, condition, excluded)
+        if group_by is not None and options.rerank == "k-reciprocal":
+            found = [self._best_of_each(one, group_by) for one in found]
         if options.min_score is not None:
             found = [one[one.scores >= options.min_score] for one in found]
-        return [one[: options.k] for one in found]
+        found = [one[: options.k] for one in found]
+        if group_by is not None:
+            for query, one, out in zip(views, found, excluded, strict=True):
+                one.views = self._views(query, one, options, condition, out, group_by)
+        return found
 
     def _nearest(
         self, queries: np.ndarray, k: int, condition: Filter | None, excluded: Sequence[Collection[int]]
-    ) -> list[Neighbours]:
+    ) -> list[Ranking]:
         more = max(map(len, excluded), default=0)
-        found = self._engine.nearest(queries, k + more, condition)
+        found = [Ranking(one.ids, one.scores) for one in self._engine.nearest(queries, k + more, condition)]
         if not more:
             return found
-        return [one[~np.isin(one.ids, [*out])][:k] for one, out in zip(found, excluded, strict=True)]
+        return [one[~np.isin(one.rows, [*out])][:k] for one, out in zip(found, excluded, strict=True)]
 
     def _expanded(
         self, queries: np.ndarray, condition: Filter | None, excluded: Sequence[Collection[int]]
@@ -80,46 +91,121 @@ class StoreSearcher:
 
     def _rerank_k_reciprocal(
         self, queries: np.ndarray, k: int, condition: Filter | None, excluded: Sequence[Collection[int]]
-    ) -> list[Neighbours]:
+    ) -> list[Ranking]:
         count = min(max(k, CANDIDATES), MOST_CANDIDATES)
         found = []
         near = self._nearest(queries, count, condition, excluded)
         for query, one in zip(queries, near, strict=True):
             scores = (1 - k_reciprocal(query, self._vectors(one))).astype(np.float32)
             order = np.argsort(-scores, kind="stable")
-            found.append(Neighbours(one.ids[order], scores[order]))
+            found.append(Ranking(one.rows[order], scores[order]))
         return found
 
-    def _vectors(self, near: Neighbours) -> np.ndarray:
-        """Return the vectors of hits, float32 [n, D]; of one removed meanwhile, zeros."""
-        found = self._engine.vectors(near.ids.tolist())
+    def _vectors(self, near: Ranking) -> np.ndarray:
+        return self._vectors_of(near.rows.tolist())
+
+    def _vectors_of(self, ids: Sequence[int]) -> np.ndarray:
+        """Return the vectors of items, float32 [n, D]; of one removed meanwhile, zeros."""
+        found = self._engine.vectors(ids)
         some = next(iter(found.values()), np.empty(0, np.float32))
-        rows = [found.get(number, np.zeros_like(some)) for number in near.ids.tolist()]
+        rows = [found.get(number, np.zeros_like(some)) for number in ids]
         return np.stack(rows) if rows else np.empty((0, len(some)), np.float32)
 
     # ---- groups
 
+    def _grouped(
+        self,
+        query: np.ndarray,
+        options: SearchOptions,
+        condition: Filter | None,
+        excluded: Collection[int],
+        column: str,
+    ) -> Ranking:
+        """Return the best view of each of the k best groups; see `Searcher` in `retrieval.search.query`."""
+        if len(query) == 1 and options.group_score == "best":
+            return self._one_per_group(query, options.k, condition, excluded, column)
+        wanted = 4 * options.k
+        while True:
+            near = self._nearest(query, wanted, condition, [excluded] * len(query))
+            met = np.unique(np.concatenate([one.rows for one in near]))
+            rows, which = self._members(met, condition, excluded, column)
+            which = np.unique(which, return_inverse=True)[1]
+            cosines, count = self._cosines(query, rows), int(which.max(initial=-1)) + 1
+            found = rank_groups(options.group_score, rows, cosines, which, count, options.k)
+            if is_complete(found, near, options.k, wanted):
+                return found
+            wanted *= 4
+
     def _one_per_group(
         self, query: np.ndarray, k: int, condition: Filter | None, excluded: Collection[int], column: str
-    ) -> Neighbours:
+    ) -> Ranking:
         """Return the nearest item of each of the k nearest groups; a search leaves out the groups found."""
         ids, scores = np.empty(0, np.int64), np.empty(0, np.float32)
         left, out, wanted = condition, {*excluded}, 4 * k
         while True:
-            (near,) = self._nearest(query[None], wanted, left, [out])
-            groups = self._groups(near.ids, column)
+            (near,) = self._nearest(query, wanted, left, [out])
+            groups = self._groups(near.rows, column)
             best = _first_of_each(near, groups)
-            ids, scores = np.concatenate([ids, best.ids]), np.concatenate([scores, best.scores])
-            if len(ids) >= k or len(near.ids) < wanted:
-                return Neighbours(ids, scores)[np.argsort(-scores, kind="stable")]
+            ids, scores = np.concatenate([ids, best.rows]), np.concatenate([scores, best.scores])
+            if len(ids) >= k or len(near.rows) < wanted:
+                return Ranking(ids, scores)[np.argsort(-scores, kind="stable")]
             # Groups have been found whole up to here: the rest is in the others.
             values = {value for value in groups.values() if value is not None}
             out |= {number for number, value in groups.items() if value is None}
             if values:
                 left = without(left, column, tuple(values))
 
-    def _best_of_each(self, near: Neighbours, column: str) -> Neighbours:
-        return _first_of_each(near, self._groups(near.ids, column))
+    def _views(
+        self,
+        query: np.ndarray,
+        found: Ranking,
+        options: SearchOptions,
+        condition: Filter | None,
+        excluded: Collection[int],
+        column: str,
+    ) -> Views:
+        """Return the views of hits. If one of each is wanted, the others are counted and not read."""
+        if options.group_size > 1:
+            rows, which = self._members(found.rows, condition, excluded, column)
+            return views_of(rows, self._cosines(query, rows).mean(1), which, found.rows, options.group_size)
+        groups, out = self._groups(found.rows, column), tuple(excluded)
+        among = both(condition, FilterTest("id", "not in", out) if out else None)
+        values = [groups.get(number) for number in found.rows.tolist()]
+        counts = [
+            1 if value is None else self._engine.count(both(among, FilterTest(column, "=", (value,))))
+            for value in values
+        ]
+        return Views(found.rows[:, None], np.zeros((len(values), 1), np.float32), np.array(counts, np.int64))
+
+    def _members(
+        self, ids: np.ndarray, condition: Filter | None, excluded: Collection[int], column: str
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the items of the groups of some items that may be found, int64 [m], and for each the first
+        position among those items of its group, int64 [m]."""
+        groups = self._groups(ids, column)
+        alone = [(number, at) for at, number in enumerate(ids.tolist()) if groups.get(number) is None]
+        first = dict[Any, int]()
+        for at, number in enumerate(ids.tolist()):
+            if (value := groups.get(number)) is not None:
+                first.setdefault(value, at)
+        found = [*alone]
+        among, last = both(condition, FilterTest(column, "in", tuple(first))), 0
+        while first and (some := self._engine.scan(among, last, _AT_ONCE)):
+            last = some[-1].id
+            found += [(item.id, first[value_of(item, column)]) for item in some if item.id not in excluded]
+        rows, which = np.array(found, np.int64).reshape(-1, 2).T
+        return rows, which
+
+    def _cosines(self, query: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        """Return the cosines of items with the views of a query, float32 [n, m]."""
+        parts = [
+            self._vectors_of(ids[start : start + _AT_ONCE].tolist()) @ query.T
+            for start in range(0, len(ids), _AT_ONCE)
+        ]
+        return np.concatenate([np.empty((0, len(query)), np.float32), *parts])
+
+    def _best_of_each(self, near: Ranking, column: str) -> Ranking:
+        return _first_of_each(near, self._groups(near.rows, column))
 
     def _groups(self, ids: np.ndarray, column: str) -> dict[int, Any]:
         return {item.id: value_of(item, column) for item in self._engine.items(ids.tolist())}
@@ -130,11 +216,11 @@ def value_of(item: StoredItem, column: str) -> Any:
     return item.metadata[column] if column in item.metadata else getattr(item, column, None)
 
 
-def _first_of_each(near: Neighbours, groups: dict[int, Any]) -> Neighbours:
+def _first_of_each(near: Ranking, groups: dict[int, Any]) -> Ranking:
     """Return the best of each group, best first; items without a value are groups of their own."""
     seen: set[Any] = set()
     kept = []
-    for number in near.ids.tolist():
+    for number in near.rows.tolist():
         value = groups.get(number)
         kept.append(value is None or value not in seen)
         seen.add(value)

@@ -117,7 +117,8 @@ def _open_or_create(gallery: FilesView, model: Embedder, draft: Path) -> FilesVi
         shutil.rmtree(draft)
     new = FilesView.new(draft, model, storage=gallery.store.manifest.dtype)
     with new.store.writing():
-        new.store.update_manifest(replace(new.store.manifest, rebuilt_from=origin))
+        product = gallery.store.manifest.product
+        new.store.update_manifest(replace(new.store.manifest, rebuilt_from=origin, product=product))
     return new
 
 

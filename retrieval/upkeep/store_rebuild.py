@@ -119,6 +119,7 @@ def _open_or_create(gallery: DatabaseView, model: Embedder, draft: Path) -> Data
         provider=model.provider,
         rebuilt_from=origin,
         dtype=old.dtype,
+        product=old.product,
     )
     address = new_address(gallery)
     create_collection(draft, address, manifest, model).close()

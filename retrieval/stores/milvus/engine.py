@@ -120,6 +120,10 @@ class MilvusEngine(Engine):
             if _EXISTS not in str(error):
                 raise
 
+    def use_manifest(self, manifest: Manifest) -> None:
+        facts = {_MANIFEST: json.dumps(manifest.rows())}
+        self._request(self._client.alter_collection_properties, self._name, properties=facts)
+
     def drop(self) -> None:
         if self.manifest() is not None:
             self._request(self._client.drop_collection, self._name)

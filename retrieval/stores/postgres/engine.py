@@ -100,6 +100,13 @@ class PostgresEngine(Engine):
         self._sessions.do(create)
         self._known = None
 
+    def use_manifest(self, manifest: Manifest) -> None:
+        """Replace the facts about the collection."""
+        sql = "UPDATE lookalike_collections SET manifest = $2::jsonb WHERE name = $1"
+        facts = json.dumps(manifest.rows())
+        self._sessions.do(lambda session: session.run(sql, self._name, facts))
+        self._known = None
+
     def drop(self) -> None:
         """Delete the collection, if there is one."""
 

@@ -29,6 +29,7 @@ from retrieval.stores.qdrant.payload import (
     field_of,
     inexact_columns,
     item_of,
+    manifest_facts,
     manifest_of,
     payload_of,
     translated,
@@ -149,6 +150,9 @@ class PointsEngine(Engine):
         if not facts:
             return None
         return manifest_of(facts, self.address)
+
+    def use_manifest(self, manifest: Manifest) -> None:
+        self._state(manifest_facts(manifest))
 
     def _check(self, manifest: Manifest) -> None:
         if manifest.dim > _SIDES:

@@ -270,3 +270,31 @@ def test_invalid_sizes_are_rejected(text: str) -> None:
 )
 def test_options_of_sync_that_exclude_each_other(words: tuple[str, ...], message: str) -> None:
     assert message in lookalike_here("index", "sync", "g", *words, code=2).stderr
+
+
+def test_products_from_build_to_rebuild(photos: Path, tmp_path: Path) -> None:
+    rows = [f"{shade}/{n}.png,{shade}{n // 2}" for shade in ("red", "green") for n in range(3)]
+    (tmp_path / "skus.csv").write_text("\n".join(["path,sku", *rows]) + "\n")
+    words = ("photos", "--metadata", "skus.csv", "--model", "m.onnx")
+    lookalike_here("index", "build", "g", *words, "--product", "Sku", cwd=tmp_path)
+    facts = json.loads(lookalike_here("index", "info", "g", "--json", cwd=tmp_path).stdout)
+    assert facts["product"] == "sku"
+    assert "sku" in lookalike_here("index", "info", "g", cwd=tmp_path).stdout.split("product")[1]
+
+    def found(*more: str) -> list[tuple[str, int, int]]:
+        done = lookalike_here("search", "g", "photos/red/0.png", *more, "--json", cwd=tmp_path)
+        hits = json.loads(done.stdout)[0]["hits"]
+        return sorted((hit["group"] or "", hit["view_count"], len(hit["views"])) for hit in hits)
+
+    each = [("green0", 2, 2), ("green1", 1, 1), ("red0", 2, 2), ("red1", 1, 1)]
+    assert found("--group-size", "5") == each
+    assert found("--group-by", "id") == [("", 0, 0)] * 6
+    write_model(tmp_path / "n.onnx", "other")
+    lookalike_here("index", "rebuild", "g", "--model", "n.onnx", cwd=tmp_path)
+    assert found("--group-size", "5") == each, "a rebuild keeps the products"
+    lookalike_here("index", "add", "g", "--product", "label", cwd=tmp_path)
+    assert [count for _, count, _ in found()] == [3, 3]
+    unknown = lookalike_here("index", "add", "g", "--product", "skus", code=2, cwd=tmp_path)
+    assert "no column 'skus'; did you mean 'sku'" in unknown.stderr
+    lookalike_here("index", "add", "g", "--product", "", cwd=tmp_path)
+    assert len(found()) == 6

@@ -26,7 +26,7 @@ from retrieval.gallery import DatabaseGallery
 from retrieval.model.layer import Layer
 from retrieval.search.calibration import DEPTH, NAME, Calibration, summary, write_calibration
 from retrieval.search.diversity import diversified
-from retrieval.search.options import CANDIDATES, SearchOptions
+from retrieval.search.options import CANDIDATES, GROUP_SCORES, SearchOptions
 from retrieval.search.rerank import EXPANSION, expand, k_reciprocal
 from retrieval.storage.facets import Facet
 from retrieval.storage.listing import Order
@@ -276,6 +276,43 @@ def test_search_options(filled: Filled, options: dict[str, Any]) -> None:
     picture = by_key["g/1.png"]
     found = gallery.search(catalogue.folder / "g" / "1.png", **options)
     check_hits(found, nearest(catalogue.rows, picture.vector, exclude=left_out, **expected))
+
+
+@pytest.mark.parametrize("score", GROUP_SCORES)
+@pytest.mark.parametrize("views", [1, 2])
+def test_products(filled: Filled, score: str, views: int) -> None:
+    """Products, their scores and views are those of a comparison with every vector."""
+    gallery, catalogue = filled
+    gallery.use_products("BRAND")
+    try:
+        assert gallery.manifest.product == Gallery.open(gallery.folder).manifest.product == "Brand"
+        (own,) = gallery.ids_of(["item 12"])
+        query = np.stack([catalogue.rows[n].vector for n in (12, 17)[:views]])
+        members: dict[Any, list[Row]] = {}
+        brand = catalogue.rows[12].values["Brand"]
+        for row in catalogue.rows:
+            is_own = row.key == "item 12" or (brand is not None and row.values["Brand"] == brand)
+            if not is_own and (row.values["price"] or 0) > 0:
+                members.setdefault(row.values["Brand"] or (row.key,), []).append(row)
+        expected = {}
+        for value, rows in members.items():
+            cosines = np.stack([row.vector for row in rows]).astype(float) @ query.T
+            soft = 0.05 * np.log(np.exp(cosines / 0.05).mean(0))
+            of_views = {"best": cosines.max(0), "mean": cosines.mean(0), "soft": soft}[score]
+            expected[value] = of_views.mean(), sorted(cosines.mean(1), reverse=True)
+        for k, size in ((2, 1), (50, 3)):
+            options = SearchOptions(k, "price > 0", group_size=size, group_score=score)
+            (hits,) = gallery.find([query], options, [(own,)])
+            best = sorted((value for value, _ in expected.values()), reverse=True)[:k]
+            np.testing.assert_allclose([hit.score for hit in hits], best, atol=1e-5)
+            for hit in hits:
+                value, cosines = expected[hit.group or (hit.key,)]
+                assert hit.score == pytest.approx(value, abs=1e-5)
+                assert hit.view_count == len(cosines)
+                shown = cosines[:size] if size > 1 else []
+                np.testing.assert_allclose([view.score for view in hit.views], shown, atol=1e-5)
+    finally:
+        gallery.use_products(None)
 
 
 def test_excluded_by_id(filled: Filled) -> None:

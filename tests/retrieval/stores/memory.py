@@ -56,6 +56,9 @@ class MemoryEngine(Engine):
     def create(self, manifest: Manifest) -> None:
         _collections.setdefault(self.address, Collection(manifest))
 
+    def use_manifest(self, manifest: Manifest) -> None:
+        self._found().manifest = manifest
+
     def drop(self) -> None:
         _collections.pop(self.address, None)
 

@@ -1,0 +1,204 @@
+"""Groups of rows with the same value of a column, such as the views of one product, and their ranking."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+SOFTNESS = 0.05  # cosine; measured in docs/products.md
+
+
+@dataclass(eq=False, slots=True)
+class Views:
+    """The views of some hits: members of their groups that the search may return.
+
+    Attributes:
+        rows: The best of each hit, best first, int64 [n, size]; -1 beyond the last one.
+        scores: Their scores, float32 [n, size].
+        counts: Number of all views of each hit, int64 [n].
+    """
+
+    rows: np.ndarray
+    scores: np.ndarray
+    counts: np.ndarray
+
+    def __getitem__(self, which: slice | np.ndarray) -> Views:
+        return Views(self.rows[which], self.scores[which], self.counts[which])
+
+
+@dataclass(eq=False, slots=True)  # frozen, it would take three times as long to make
+class Ranking:
+    """Rows of a snapshot, int64 [n], or ids in a database, with their scores, float [n], best first.
+
+    Attributes:
+        rows: As above; of a group, its best view.
+        scores: As above.
+        views: The views of each, if they are the best of their groups.
+    """
+
+    rows: np.ndarray
+    scores: np.ndarray
+    views: Views | None = None
+
+    def __getitem__(self, which: slice | np.ndarray) -> Ranking:
+        return Ranking(
+            self.rows[which], self.scores[which], None if self.views is None else self.views[which]
+        )
+
+    def all_rows(self) -> list[int]:
+        """Return the rows of the hits and of their views."""
+        rows: list[int] = self.rows.tolist()
+        if self.views is not None and self.views.rows.shape[1] > 1:
+            rows += self.views.rows[self.views.rows >= 0].tolist()
+        return rows
+
+
+NOTHING = Ranking(np.empty(0, np.int64), np.empty(0, np.float32))
+
+
+class HasScores(Protocol):
+    """Something with scores, best first."""
+
+    @property
+    def scores(self) -> np.ndarray: ...
+
+
+class Groups:
+    """Group numbers of rows.
+
+    Attributes:
+        numbers: Equal for equal values of a column, int32 [rows]; a row without a value is a group of its
+            own, with a negative number.
+    """
+
+    def __init__(self, numbers: np.ndarray) -> None:
+        self.numbers = numbers
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it may take."""
+        return 4 * self.numbers.nbytes
+
+    @cached_property
+    def _order(self) -> np.ndarray:
+        """Rows by group and then by row, int64 [rows]."""
+        return np.argsort(self.numbers, kind="stable")
+
+    @cached_property
+    def _sorted(self) -> np.ndarray:
+        numbers: np.ndarray = self.numbers[self._order]
+        return numbers
+
+    def members(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return all rows of some groups, int64 [m], and the position of the group of each, int64 [m].
+
+        Args:
+            wanted: Numbers of groups, int [n].
+        """
+        starts = np.searchsorted(self._sorted, wanted)
+        sizes = np.searchsorted(self._sorted, wanted, side="right") - starts
+        which = np.repeat(np.arange(len(wanted)), sizes)
+        within = np.arange(len(which)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        rows: np.ndarray = self._order[np.repeat(starts, sizes) + within]
+        return rows, which
+
+
+def views_of(
+    rows: np.ndarray, scores: np.ndarray | None, which: np.ndarray, first: np.ndarray, size: int
+) -> Views:
+    """Return the views of hits from the members of their groups.
+
+    Args:
+        rows: Members, int64 [m].
+        scores: Their scores, float32 [m]; `None` if no more than the first view of each hit is wanted.
+        which: Position of the hit of each, int64 [m].
+        first: Row of the best view of each hit, int64 [n].
+        size: Largest number of views of a hit.
+    """
+    counts = np.bincount(which, minlength=len(first))
+    if scores is None:
+        return Views(first[:, None], np.zeros((len(first), 1), np.float32), counts)
+    # The view that the search has found is the first one, whatever rounding says of equal ones.
+    order = np.lexsort((rows, -scores, rows != first[which], which))
+    rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    kept = order[rank < size]
+    found = np.full((len(first), size), -1), np.full((len(first), size), -np.inf, np.float32)
+    for array, values in zip(found, (rows, scores), strict=True):
+        array[which[kept], rank[rank < size]] = values[kept]
+    return Views(*found, counts)
+
+
+def best_of_each(found: Ranking, groups: np.ndarray) -> Ranking:
+    """Return the best of each group, best first.
+
+    Args:
+        found: Hits.
+        groups: Number of the group of each, int [n].
+    """
+    _, first = np.unique(groups, return_index=True)
+    return found[np.sort(first)]
+
+
+def rank_groups(
+    kind: str, rows: np.ndarray, cosines: np.ndarray, which: np.ndarray, count: int, k: int
+) -> Ranking:
+    """Return the best member of each of the k best groups, with the scores of the groups.
+
+    Args:
+        kind: One of `retrieval.search.options.GROUP_SCORES`.
+        rows: Members, int64 [n].
+        cosines: Their cosines with the views of the query, float32 [n, m].
+        which: Position of the group of each member, int64 [n].
+        count: Number of groups, none of them empty.
+        k: Number of groups wanted.
+    """
+    order = np.lexsort((rows, -cosines.mean(1), which))
+    best = rows[order[np.flatnonzero(np.diff(which[order], prepend=-1))]]
+    scores = group_scores(kind, cosines, which, count)
+    return Ranking(best, scores)[np.lexsort((best, -scores))[:k]]
+
+
+def is_complete(found: Ranking, near: Sequence[HasScores], k: int, wanted: int) -> bool:
+    """Return whether the k best groups are those found among the groups that some searches have met.
+
+    No group has a score above that of its best view. So the groups that were not met are below the last views
+    that were, on average over the views of the query (Fagin, Lotem and Naor 2001).
+
+    Args:
+        found: Best groups of those that were met.
+        near: Nearest rows of each view of the query.
+        k: Number of groups wanted.
+        wanted: Number of rows that each search was to find.
+    """
+    if any(len(one.scores) < wanted for one in near):
+        return True
+    return len(found.rows) == k and bool(found.scores[-1] >= np.mean([one.scores[-1] for one in near]))
+
+
+def group_scores(kind: str, cosines: np.ndarray, which: np.ndarray, count: int) -> np.ndarray:
+    """Return the score of each group, float32 [count]: the mean over the views of the query.
+
+    For one view of the query it is never above the score of the group's best member.
+
+    Args:
+        kind: One of `retrieval.search.options.GROUP_SCORES`.
+        cosines: Cosines of the members with the views of the query, float32 [n, m].
+        which: Position of the group of each member, int64 [n].
+        count: Number of groups, none of them empty.
+    """
+    best = np.full((count, cosines.shape[1]), -np.inf)
+    np.maximum.at(best, which, cosines)
+    if kind == "best":
+        return np.asarray(best.mean(1), np.float32)
+    below = cosines - best[which]  # 0 or less, so that no power overflows
+    if kind == "soft":
+        below = np.exp(below / SOFTNESS)
+    mean = np.zeros_like(best)
+    np.add.at(mean, which, below)
+    mean /= np.bincount(which, minlength=count)[:, None]
+    scores = best + (SOFTNESS * np.log(mean) if kind == "soft" else mean)
+    return np.asarray(scores.mean(1), np.float32)
