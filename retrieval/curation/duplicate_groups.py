@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from retrieval.curation.near_pairs import SampledRecall
-from retrieval.galleries.items import Item
+from retrieval.galleries.items import Item, item_value
+from retrieval.storage.records import Value
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,10 @@ class Group:
         """Distinct labels of the members; with more than one, at least one is wrong."""
         return tuple(sorted({item.label for item in self.members if item.label is not None}))
 
+    def products(self, column: str) -> set[Value]:
+        """Return the distinct products of the members, `None` among them for images without one."""
+        return {item_value(item, column) for item in self.members}
+
 
 @dataclass(frozen=True)
 class NearDuplicates:
@@ -45,8 +50,23 @@ class NearDuplicates:
 
     @classmethod
     def sorted(
-        cls, groups: Iterable[Group], recall: SampledRecall | None, *, complete: bool
+        cls,
+        groups: Iterable[Group],
+        recall: SampledRecall | None,
+        *,
+        complete: bool,
+        product: str | None = None,
     ) -> NearDuplicates:
-        """Return the result with its groups in order."""
+        """Return the result with its groups in order.
+
+        Args:
+            groups: Groups.
+            recall, complete: As above.
+            product: Column of the products; groups of views of a single product are left out.
+        """
+        if product is not None:
+            groups = [
+                one for one in groups if len(one.products(product)) != 1 or None in one.products(product)
+            ]
         by_similarity = sorted(groups, key=lambda one: (len(one.labels) < 2, -one.lowest, one.members[0].id))
         return cls(by_similarity, recall, complete)

@@ -44,7 +44,7 @@ def find_in_files(
             snapshot, rows, min_score, components, exact=exact, backend=gallery.backend, show=show_progress
         )
     found = _describe(gallery, snapshot, [rows[members] for members in components.connected()])
-    return NearDuplicates.sorted(found, recall, complete=recall is None)
+    return NearDuplicates.sorted(found, recall, complete=recall is None, product=gallery.manifest.product)
 
 
 def _join_same_bytes(

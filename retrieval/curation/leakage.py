@@ -12,6 +12,7 @@ from retrieval.galleries.items import Item
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.progress import Progress
 from retrieval.search.vectors import bounded_cosine
+from retrieval.storage.records import Value
 
 _CHUNK = 1024  # test images that are compared at once
 _ROUNDING = 1e-6  # of float32
@@ -42,12 +43,14 @@ class Leakage:
         leaks: By falling similarity.
         train_images, test_images: Numbers of images.
         by_label: Number of leaks for each label of the test images, most first; `None` for no label.
+        products: Products of which both galleries have views, in order, if they have products.
     """
 
     leaks: list[Leak]
     train_images: int
     test_images: int
     by_label: list[tuple[str | None, int]]
+    products: list[Value]
 
 
 def find_leakage(
@@ -58,6 +61,8 @@ def find_leakage(
     show_progress: bool = False,
 ) -> Leakage:
     """Find the images of one gallery that have a near-duplicate in another, each with the nearest one.
+
+    Products of which both galleries have views are found as well, however different these are.
 
     Every image is compared with every other. Memory: the vectors of both galleries.
 
@@ -96,4 +101,14 @@ def find_leakage(
         if a in items and b in others
     ]
     labels = Counter(leak.item.label for leak in leaks)
-    return Leakage(leaks, len(seen.ids), len(tested.ids), labels.most_common())
+    torn = sorted(products_of(train) & products_of(test), key=lambda value: (isinstance(value, str), value))
+    return Leakage(leaks, len(seen.ids), len(tested.ids), labels.most_common(), torn)
+
+
+def products_of(gallery: SearchableGallery) -> set[Value]:
+    """Return the products of a gallery; none if its images are not of products."""
+    column, contents = gallery.manifest.product, gallery.contents
+    if column is None:
+        return set()
+    counts = contents.value_counts(column) if column in contents.columns() else contents.label_counts()
+    return {value for value, _ in counts if value not in (None, "")}

@@ -51,7 +51,8 @@ def find_in_database(
     same = np.flatnonzero((digests[order][1:] == digests[order][:-1]) & (digests[order][1:] > 0))
     components.join(order[same], order[same + 1])
     groups = (_group(gallery, numbers[members]) for members in components.connected())
-    return NearDuplicates.sorted(filter(None, groups), None, complete=False)
+    product = gallery.manifest.product
+    return NearDuplicates.sorted(filter(None, groups), None, complete=False, product=product)
 
 
 def _content_number(item: StoredItem) -> int:

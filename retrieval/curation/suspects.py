@@ -106,7 +106,8 @@ def find_suspects(
     """Find the images whose label differs from that of their nearest neighbours.
 
     Images without a label take no part. One whose label no other image has is counted, not suspected, and so
-    is one whose label somebody decided on (`retrieval.storage.decisions`). The index of the gallery finds the
+    is one whose label somebody decided on (`retrieval.storage.decisions`). Other views of its own product do
+    not vote, unless the label is the product. The index of the gallery finds the
     neighbours. Memory: the vectors of all labelled images.
 
     Args:
@@ -128,7 +129,8 @@ def find_suspects(
     means = _ClassMeans(stored.vectors, codes, len(names))
     parts, planted = [_Candidates.none(k)], _Planted(codes, sizes)
     with Progress("comparing labels", len(codes), show=show_progress) as progress:
-        for some, near, scores in _neighbours(gallery, stored, k):
+        products = gallery.products_beside(stored.ids, codes)
+        for some, near, scores in _neighbours(gallery, stored, k, products):
             chosen = _outvoted(codes, codes[some], some, near, scores)
             chosen = chosen[sizes[codes[chosen.places]] > 1]
             at = chosen.places
@@ -309,19 +311,24 @@ def _cosines(vectors: np.ndarray, sums: np.ndarray) -> np.ndarray:
 
 
 def _neighbours(
-    gallery: SearchableGallery, stored: StoredEmbeddings, k: int
+    gallery: SearchableGallery, stored: StoredEmbeddings, k: int, products: np.ndarray | None
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Yield places in the embeddings, int64 [b], with the places and scores of the k nearest other ones.
 
-    Both are [b, k], nearest first; -1 and -inf beyond the last one.
+    Both are [b, k], nearest first; -1 and -inf beyond the last one. With the product of each, int [n], views
+    of the same product are left out: they would confirm a wrong label that they share.
     """
     find = gallery.neighbours(stored.ids)
+    own = np.arange(len(stored.ids)) if products is None else products
+    views = int(np.unique(own, return_counts=True)[1].max(initial=1))
     for start in range(0, len(stored.ids), _CHUNK):
         some = np.arange(start, min(start + _CHUNK, len(stored.ids)))
-        near, scores = find(stored.vectors[some], k + 1)
+        near, scores = find(stored.vectors[some], k + views)
         near = _places(stored.ids, near)
+        out = (own[near] == own[some, None]) & (near >= 0)
+        near, scores = np.where(out, -1, near), np.where(out, np.float32(-np.inf), scores)
         # The image itself goes to the end; where equal vectors hide it, the last of them is left out.
-        order = np.argsort(near == some[:, None], axis=1, kind="stable")[:, :k]
+        order = np.argsort(out, axis=1, kind="stable")[:, :k]
         yield some, np.take_along_axis(near, order, 1), np.take_along_axis(scores, order, 1)
 
 

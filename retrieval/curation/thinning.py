@@ -85,10 +85,13 @@ def plan_thinning(
             `retrieval.curation.quality`, or "first" in the gallery. Ties are resolved by id; images without a
             file come last.
         min_score: Threshold of the cosine similarity, with which the groups were found.
-        across_labels: Also thin groups with several labels.
+        across_labels: Also thin groups with several labels. Those with several products are never thinned:
+            an image of one product does not stand for another.
         show_progress: Report progress on stderr.
     """
     chosen = [group for group in groups if across_labels or len(group.labels) < 2]
+    if (product := gallery.manifest.product) is not None:
+        chosen = [group for group in chosen if len(group.products(product)) == 1]
     stored = {item.id: item for item in gallery.stored_items(sorted(m.id for g in chosen for m in g.members))}
     rank = _rank(rule, chosen, stored, show_progress)
     surplus, thinned = [], 0

@@ -18,7 +18,7 @@ import numpy as np
 
 from retrieval.errors import InputError
 from retrieval.files import now
-from retrieval.galleries.items import Hit
+from retrieval.galleries.items import Hit, item_value
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.ingest.judgements import Judgements, connected_components
 from retrieval.metrics.reliability import (
@@ -30,8 +30,9 @@ from retrieval.metrics.reliability import (
 )
 from retrieval.progress import Progress
 from retrieval.search.calibration import DEPTH, SAME, Calibration, features, logistic, summary
-from retrieval.search.options import SearchOptions
+from retrieval.search.options import EACH, SearchOptions
 from retrieval.search.rerank import unit
+from retrieval.storage.records import Value
 
 QUERIES = 3000
 ABSENT = 0.5
@@ -243,7 +244,28 @@ def judged_hits(
         sizes = Counter(labels.values())
     classes = {label: number for number, label in enumerate(dict.fromkeys(own))}
     copies = change(vectors)
+    products = gallery.products_beside(ids, np.array([classes[label] for label in own], np.int64))
+    column = None if products is None else gallery.manifest.product
+    stored_items = [] if column is None else gallery.stored_items(ids.tolist())
+    product_of = {one.id: item_value(one, column or "") for one in stored_items}
     rows = _Rows()
+
+    def without_own(hits: Iterable[Hit], row: int) -> list[Hit]:
+        """Return the hits that are neither the item of a query nor views of its product."""
+        others = [hit for hit in hits if hit.id != ids[row]]
+        if column is None or (own_product := product_of.get(int(ids[row]))) is None:
+            return others
+        return [hit for hit in others if item_value(hit, column) != own_product]
+
+    def products_of(hits: Iterable[Hit]) -> list[Hit]:
+        """Return the first hit of each product, as a search shows them."""
+        if column is None:
+            return [*hits]
+        first = dict[tuple[Value, int], Hit]()
+        for hit in hits:
+            value = item_value(hit, column)
+            first.setdefault((value, hit.id if value is None else 0), hit)
+        return [*first.values()]
 
     def known(hits: Iterable[Hit]) -> list[str | None]:
         return [hit.label if labels is None else labels.get(hit.id) for hit in hits]
@@ -251,16 +273,17 @@ def judged_hits(
     with Progress("searching", len(ids), "queries", show=show_progress) as progress:
         for start in range(0, len(ids), _BATCH):
             some = range(start, min(start + _BATCH, len(ids)))
-            options = SearchOptions(DEPTH + 1, calibrated=False)
+            options = SearchOptions(DEPTH + 1, calibrated=False, group_by=column or EACH)
             for row, hits in zip(some, gallery.find(copies[some], options), strict=True):
                 query, group = KINDS * row + CHANGED, classes[own[row]]
                 rows.add(hits, known(hits), own[row], query, group, original=ids[row])
             wanted, depth = list(some), 2 * DEPTH + 1
             while wanted:
-                options = SearchOptions(depth, calibrated=False)
+                options = SearchOptions(depth, calibrated=False, group_by=EACH)
                 deeper = []
                 for row, hits in zip(wanted, gallery.find(vectors[wanted], options), strict=True):
-                    others = [hit for hit in hits if hit.id != ids[row]]
+                    near = [hit.score for hit in without_own(hits, row)]
+                    others = products_of(without_own(hits, row))
                     labels_of = known(others)
                     beyond = [at for at, label in enumerate(labels_of) if label != own[row]]
                     if len(beyond) < DEPTH and len(hits) == depth and depth < _MOST:
@@ -268,8 +291,8 @@ def judged_hits(
                         continue
                     group, query = classes[own[row]], KINDS * row
                     if sizes[own[row]] > 1:
-                        rows.add(others, labels_of, own[row], query + PRESENT, group)
-                    rows.add(others, labels_of, own[row], query + SAME_PICTURE, group)
+                        rows.add(others, labels_of, own[row], query + PRESENT, group, near=near)
+                    rows.add(others, labels_of, own[row], query + SAME_PICTURE, group, near=near)
                     rows.add(
                         [others[at] for at in beyond],
                         [labels_of[at] for at in beyond],
@@ -314,9 +337,13 @@ class _Rows:
         query: int,
         group: int,
         original: int | None = None,
+        near: Sequence[float] | None = None,
     ) -> None:
-        """Add the first hits of a query that are not its own picture, or the original of it."""
-        *near, copied = summary([hit.score for hit in hits])
+        """Add the first hits of a query that are not its own picture, or the original of it.
+
+        The scores of its nearest images, `near`, are those of the hits if these are not products.
+        """
+        *near, copied = summary([hit.score for hit in hits] if near is None else near)
         copied = max(copied, float(query % KINDS == SAME_PICTURE))
         first = [(hit, label) for hit, label in zip(hits, labels, strict=True) if hit.score < SAME]
         for hit, label in first[:DEPTH]:
@@ -345,7 +372,7 @@ def _hits_of_pairs(gallery: SearchableGallery, pairs: Sequence[tuple[int, int, b
     near = {}
     for start in range(0, len(asked), _BATCH):
         some = asked[start : start + _BATCH]
-        options = SearchOptions(DEPTH + 1, calibrated=False)
+        options = SearchOptions(DEPTH + 1, calibrated=False, group_by=EACH)
         for number, hits in zip(
             some, gallery.find(np.stack([stored[n] for n in some]), options), strict=True
         ):

@@ -21,6 +21,7 @@ from retrieval.metrics.table import METRICS, Evidence
 from retrieval.search.embeddings import StoredEmbeddings
 
 _NAME = "stored embeddings"
+_WITHOUT_VIEWS = ", with the other views of its product"
 _CHUNK = 10_000  # items in memory at a time
 MOST_COMPARED = 10_000  # images on which two models are compared
 
@@ -30,7 +31,8 @@ def evaluate_gallery(
 ) -> Report:
     """Search the gallery with each of its labelled images, by their stored vectors.
 
-    Images without a label are searched but are no queries; as results they count as wrong.
+    Images without a label are searched but are no queries; as results they count as wrong. Other views of the
+    query's own product are left out, as the query itself is, unless the label is the product.
 
     Args:
         gallery: SearchableGallery to evaluate.
@@ -52,6 +54,7 @@ def evaluate_gallery(
         queries = np.sort(np.random.default_rng(0).choice(labelled, limit, replace=False))
     numbers = np.full(len(labels), -1)
     numbers[labelled] = np.unique([labels[row] for row in labelled], return_inverse=True)[1]
+    products = gallery.products_beside(found.ids, numbers)
     evaluation = evaluate(
         _NAME,
         found.vectors[queries],
@@ -59,6 +62,7 @@ def evaluate_gallery(
         found.vectors,
         numbers,
         queries,
+        products=None if products is None else (products[queries], products),
         backend=gallery.backend,
         show_progress=show_progress,
     )
@@ -70,7 +74,7 @@ def evaluate_gallery(
     classes = len(np.unique(numbers[queries]))
     return Report(
         data=gallery.folder.resolve().name,
-        protocol=gallery_protocol(gallery),
+        protocol=gallery_protocol(gallery) + (_WITHOUT_VIEWS if products is not None else ""),
         images=len(queries),
         classes=classes,
         fingerprint=gallery.fingerprint,
@@ -141,8 +145,9 @@ def compare_models(
     ids, classes = ids[both], classes[both]
     if len(np.unique(classes)) < 2:
         return None
+    products = new.products_beside(ids, classes)
     theirs, ours = (
-        _deciding_values(np.stack([side[number] for number in ids.tolist()]), classes, new.backend)
+        _deciding_values(np.stack([side[number] for number in ids.tolist()]), classes, products, new.backend)
         for side in sides
     )
     verdict = judge("the new model", "the old one", ours, theirs, classes)
@@ -172,9 +177,12 @@ def _whole_classes(classes: np.ndarray, most: int) -> np.ndarray:
     return np.flatnonzero(np.isin(classes, kept))
 
 
-def _deciding_values(vectors: np.ndarray, classes: np.ndarray, backend: CpuBackend) -> dict[str, np.ndarray]:
+def _deciding_values(
+    vectors: np.ndarray, classes: np.ndarray, products: np.ndarray | None, backend: CpuBackend
+) -> dict[str, np.ndarray]:
     """Return the metrics that decide, query by query."""
-    evidence = Evidence(build_inputs(vectors, classes), classes, (1,), backend=backend)
+    both = None if products is None else (products, products)
+    evidence = Evidence(build_inputs(vectors, classes, products=both), classes, (1,), backend=backend)
     return {
         key: metric.per_query(evidence).ravel()
         for metric in METRICS

@@ -12,7 +12,7 @@ from retrieval.evaluation.verdict import Change, judge
 from retrieval.galleries.items import Hit
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.progress import Progress
-from retrieval.search.options import SearchOptions
+from retrieval.search.options import EACH, SearchOptions
 
 DEPTH = 10  # hits of a screen
 QUERIES = 2000  # searched with a random sample of so many labelled images, always the same
@@ -69,14 +69,17 @@ def ranking_cost(
     if len(kept) > limit:
         kept = np.sort(np.random.default_rng(0).choice(kept, limit, replace=False))
     label_of = dict(items)
-    ranked_by = replace(options, k=DEPTH, exclude=())
+    # If the label is the product, its views are what is to be found, one by one.
+    is_beside = gallery.manifest.product is not None and gallery.products_beside(ids, classes) is not None
+    plain_by = SearchOptions(DEPTH, group_by=None if is_beside else EACH)
+    ranked_by = replace(options, k=DEPTH, exclude=(), group_by=options.group_by or plain_by.group_by)
     found: list[list[float]] = []
     with Progress("searching", len(kept), "queries", show=show_progress) as progress:
         for start in range(0, len(kept), _AT_ONCE):
             asked = ids[kept[start : start + _AT_ONCE]].tolist()
             vectors = gallery.vectors(asked)
             queries, own = np.stack([vectors[one] for one in asked]), [(one,) for one in asked]
-            both = (gallery.find(queries, one, own) for one in (SearchOptions(DEPTH), ranked_by))
+            both = (gallery.find(queries, one, own) for one in (plain_by, ranked_by))
             for one, plain, ranked in zip(asked, *both, strict=True):
                 label = label_of[one]
                 news = {hit.id for hit in ranked} - {hit.id for hit in plain}

@@ -97,6 +97,7 @@ def evaluate(
     gallery_labels: np.ndarray | None = None,
     own: np.ndarray | None = None,
     *,
+    products: tuple[np.ndarray, np.ndarray] | None = None,
     ks: Sequence[int] = CURVE_KS,
     by: str | None = None,
     backend: CpuBackend = CPU,
@@ -112,6 +113,8 @@ def evaluate(
         gallery: Gallery embeddings, float [M, D]; without it each query searches all other queries.
         gallery_labels: Labels of the gallery, [M].
         own: Gallery row of each query itself, which is left out, int [N]; -1 for none.
+        products: Product of each query, int [N], and of each row of the gallery, int [M]. Other views of a
+            query's own product are left out as well, and intervals for these classes resample products.
         ks: Values of K.
         by: Name of the labels if they are not the classes.
         backend: Where neighbours and clusters are computed.
@@ -121,7 +124,7 @@ def evaluate(
     Raises:
         InputError: Unusable embeddings or labels, or no query has a relevant image.
     """
-    inputs = build_inputs(query, query_labels, gallery, gallery_labels, own)
+    inputs = build_inputs(query, query_labels, gallery, gallery_labels, own, products)
     evidence = Evidence(inputs, np.asarray(query_labels), ks, show_progress, backend, search)
     keys, columns = [], []
     for metric in all_metrics():
@@ -142,7 +145,7 @@ def evaluate(
         name,
         values,
         by,
-        intervals=_by_key(keys, bootstrap_intervals(table)),
+        intervals=_by_key(keys, bootstrap_intervals(table, None if products is None else products[0])),
         class_intervals={} if over_classes is None else _by_key(keys, over_classes),
         spreads=spreads,
     )

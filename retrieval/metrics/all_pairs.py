@@ -121,6 +121,8 @@ def _compare_block(inputs: Inputs, part: slice, members: list[np.ndarray]) -> Si
         same_class, count = members[classes[i]], num_relevant[i]
         if own[i] >= 0:
             row[own[i]] = _OUT
+        if inputs.products is not None:
+            row[inputs.products[1] == inputs.products[0][part][i]] = _OUT
         positive = row[same_class]
         row[same_class] = _OUT
         if count:

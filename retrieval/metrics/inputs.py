@@ -22,6 +22,8 @@ class Inputs:
         query_classes: Class numbers of the queries, int32 [N]; -1 if the gallery has no such class.
         gallery_classes: Class numbers of the gallery, int32 [M].
         own: Gallery row of each query itself, which is not a result, int64 [N]; -1 for none.
+        products: Product of each query, int [N], and of each row of the gallery, int [M]: other views of the
+            query's own product are no results either. `None` if images are not of products.
     """
 
     query: np.ndarray
@@ -29,14 +31,50 @@ class Inputs:
     query_classes: np.ndarray
     gallery_classes: np.ndarray
     own: np.ndarray
+    products: tuple[np.ndarray, np.ndarray] | None = None
+
+    @cached_property
+    def most_left_out(self) -> int:
+        """Largest number of gallery images that are no results of a query: itself, or its product's views."""
+        if self.products is not None:
+            return max(1, int(np.unique(self.products[1], return_counts=True)[1].max()))
+        return 1
+
+    def left_out(self, queries: slice | np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Return which gallery rows are no results of queries: these themselves, and views of their product.
+
+        Args:
+            queries: Queries, b of them.
+            rows: Gallery rows for each query, int [b, m], or for all, int [m]; -1 for none.
+
+        Returns:
+            bool [b, m].
+        """
+        found: np.ndarray = (rows == self.own[queries, None]) & (rows >= 0)
+        if self.products is not None:
+            of_queries, of_gallery = self.products
+            found |= (of_gallery[rows] == of_queries[queries, None]) & (rows >= 0)
+        return found
 
     @cached_property
     def num_relevant(self) -> np.ndarray:
-        """Number of gallery images of each query's class, without the query itself, int64 [N]."""
+        """Number of gallery images of each query's class that are not left out, int64 [N]."""
         sizes = np.append(np.bincount(self.gallery_classes), 0)  # the last entry is for class -1
+        if self.products is not None:
+            left: np.ndarray = sizes[self.query_classes] - self._relevant_left_out(*self.products)
+            return left
         itself = (self.own >= 0) & (self.gallery_classes[self.own] == self.query_classes)
         numbers: np.ndarray = sizes[self.query_classes] - itself
         return numbers
+
+    def _relevant_left_out(self, of_queries: np.ndarray, of_gallery: np.ndarray) -> np.ndarray:
+        """Return the number of views of each query's own product that are of its class, int64 [N]."""
+        pairs = np.stack([of_gallery, self.gallery_classes], 1).astype(np.int64)
+        asked = np.stack([of_queries, self.query_classes], 1).astype(np.int64)
+        _, numbers = np.unique(np.concatenate([pairs, asked]), axis=0, return_inverse=True)
+        counts = np.bincount(numbers[: len(pairs)], minlength=int(numbers.max()) + 1)
+        found: np.ndarray = counts[numbers[len(pairs) :]]
+        return found
 
 
 def build_inputs(
@@ -45,6 +83,7 @@ def build_inputs(
     gallery: np.ndarray | None = None,
     gallery_labels: np.ndarray | None = None,
     own: np.ndarray | None = None,
+    products: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Inputs:
     """Check queries and gallery, and return them as `Inputs`.
 
@@ -59,6 +98,8 @@ def build_inputs(
         gallery: Gallery embeddings, float [M, D].
         gallery_labels: Labels of the gallery, [M].
         own: Gallery row of each query itself, int [N]; -1 for none.
+        products: Product of each query, int [N], and of each row of the gallery, int [M], whose other views
+            are left out with the query itself; without a gallery the same array twice.
 
     Raises:
         InputError: Shapes do not match, there are no rows, values are not finite, lengths are not 1 (the
@@ -71,7 +112,7 @@ def build_inputs(
         if own is not None:
             raise InputError("own: row numbers of a gallery, so it needs a gallery")
         numbers = np.unique(query_labels, return_inverse=True)[1].astype(np.int32)
-        return Inputs(query, query, numbers, numbers, np.arange(len(query)))
+        return Inputs(query, query, numbers, numbers, np.arange(len(query)), products)
     gallery, gallery_labels = check_labelled(gallery, gallery_labels, "gallery")
     if query.shape[1] != gallery.shape[1]:
         raise InputError(
@@ -88,6 +129,7 @@ def build_inputs(
         known.astype(np.int32),
         classes.astype(np.int32),
         _check_own(own, len(query), len(gallery)),
+        products,
     )
 
 

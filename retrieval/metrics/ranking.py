@@ -124,10 +124,9 @@ def rank_inputs(
     if k < 1:
         raise InputError(f"k: {k}; it must be at least 1")
     k = min(k, len(inputs.gallery))
-    # One more for the query itself, and one that shows whether a tie continues behind the last rank.
-    scores, rows = search(
-        inputs.query, inputs.gallery, min(k + 2, len(inputs.gallery)), show_progress=show_progress
-    )
+    # More for what is left out, and one that shows whether a tie continues behind the last rank.
+    fetched = min(k + inputs.most_left_out + 1, len(inputs.gallery))
+    scores, rows = search(inputs.query, inputs.gallery, fetched, show_progress=show_progress)
     relevant = np.empty((len(rows), k), bool)
     for start in range(0, len(rows), _BLOCK):
         part = slice(start, start + _BLOCK)
@@ -137,12 +136,11 @@ def rank_inputs(
 
 def _order(inputs: Inputs, part: slice, rows: np.ndarray, scores: np.ndarray, k: int) -> np.ndarray:
     """Drop the queries themselves and order ties, in place; return relevant [b, k]."""
-    if (inputs.own[part] >= 0).any():
-        _drop_own(rows, scores, inputs.own[part])
-    # Upper bound of the similarity of images that were not fetched.
-    lowest = np.where(scores[:, -1] > -np.inf, scores[:, -1], scores[:, -2:][:, 0])
+    lowest = scores[:, -1].copy()  # upper bound of the similarity of images that were not fetched
+    if inputs.products is not None or (inputs.own[part] >= 0).any():
+        _drop(rows, scores, inputs.left_out(part, rows))
     classes = inputs.query_classes[part, None]
-    relevant: np.ndarray = (inputs.gallery_classes[rows] == classes) & (rows >= 0)  # [b, k + 2]
+    relevant: np.ndarray = (inputs.gallery_classes[rows] == classes) & (rows >= 0)  # [b, fetched]
     swapped = relevant[:, :-1] & ~relevant[:, 1:] & (scores[:, :-1] - TIE <= scores[:, 1:])
     mixed = np.flatnonzero(swapped.any(1))
     if len(mixed):
@@ -161,15 +159,13 @@ def _order(inputs: Inputs, part: slice, rows: np.ndarray, scores: np.ndarray, k:
     return relevant
 
 
-def _drop_own(rows: np.ndarray, scores: np.ndarray, own: np.ndarray) -> None:
-    """Remove each query from its neighbours, in place; among many duplicates it may not be there."""
-    itself = rows == own[:, None]  # [b, k + 2]
-    found = itself.any(1)
-    itself[~found, -1] = True
+def _drop(rows: np.ndarray, scores: np.ndarray, out: np.ndarray) -> None:
+    """Remove neighbours, bool [b, m], in place; among many duplicates the query itself may not be there."""
+    some = np.flatnonzero(out.any(1))
+    order = np.argsort(out[some], axis=1, kind="stable")
     for array, nothing in ((rows, -1), (scores, -np.inf)):
-        last = np.where(found, nothing, array[:, -1])
-        array[:, :-1] = array[~itself].reshape(len(array), -1)
-        array[:, -1] = last
+        kept = np.where(out[some], nothing, array[some])
+        array[some] = np.take_along_axis(kept, order, 1)
 
 
 def _search_all(
@@ -177,8 +173,7 @@ def _search_all(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rank a few queries by all similarities; k of them are at least `lowest` [b]. Rows, scores [b, k]."""
     scores = inputs.query[queries] @ inputs.gallery.T  # [b, M]
-    own = inputs.own[queries]
-    scores[np.flatnonzero(own >= 0), own[own >= 0]] = -np.inf
+    scores[inputs.left_out(queries, np.arange(len(inputs.gallery)))] = -np.inf
     rows = np.empty((len(queries), k), np.int64)
     for i, query in enumerate(queries):
         # Relevant images down to TIE below may be among the k best, and rounding is less than TIE.

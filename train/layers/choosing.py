@@ -54,6 +54,7 @@ class Selection:
         classes: Class of each labelled row, int [N].
         seed: Random seed.
         most: Number of labelled rows to search, at most.
+        products: Product of each labelled row, int [N], which is held out whole; `None` for none.
 
     Attributes:
         searched: Labelled rows that are searched, int64 [m], ascending.
@@ -61,8 +62,8 @@ class Selection:
         classes: Class of each query, int [q].
     """
 
-    def __init__(self, classes: np.ndarray, seed: int, most: int) -> None:
-        self._folds = folds = Folds(classes, PARTS, seed, most)
+    def __init__(self, classes: np.ndarray, seed: int, most: int, products: np.ndarray | None = None) -> None:
+        self._folds = folds = Folds(classes, PARTS, seed, most, products)
         self.searched = folds.searched
         queries = np.flatnonzero(folds.answerable)
         if len(queries) > _MOST_QUERIES:

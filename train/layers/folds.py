@@ -38,16 +38,24 @@ class Folds:
         count: Number of folds.
         seed: Random seed.
         most: Number of rows to search, at most.
+        products: Product of each row, int [N], whose rows are held out together; `None` for none.
 
     Attributes:
         image_fold: Fold of each row, in which its label is held out, int [N].
         class_fold: Fold of the class of each row, in which the class is held out, int [N]; -1 with fewer than
             eight classes.
-        answerable: Whether a row is searched and another one of its class is, bool [N].
+        answerable: Whether a row is searched and another one, or another product, of its class is, bool [N].
         searched: Rows that are searched, int64 [m], ascending: all, or of many those of some classes.
     """
 
-    def __init__(self, classes: np.ndarray, count: int, seed: int, most: int = MOST_IMAGES) -> None:
+    def __init__(
+        self,
+        classes: np.ndarray,
+        count: int,
+        seed: int,
+        most: int = MOST_IMAGES,
+        products: np.ndarray | None = None,
+    ) -> None:
         random = np.random.default_rng(seed)
         _, self._numbers = np.unique(classes, return_inverse=True)
         self._random = random
@@ -59,6 +67,9 @@ class Folds:
         ranks[by_class] = np.arange(len(classes)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         offset = random.integers(0, count, len(sizes))
         self.image_fold = (ranks + offset[self._numbers]) % count
+        if products is not None:  # with the first of its rows
+            _, first, product = np.unique(products, return_index=True, return_inverse=True)
+            self.image_fold = self.image_fold[first][product]
         fold_of = np.full(len(sizes), -1)
         if len(sizes) >= FEWEST_CLASSES:
             fold_of[random.permutation(len(sizes))] = np.arange(len(sizes)) % count
@@ -66,6 +77,9 @@ class Folds:
         self.searched = self._choose_searched(sizes, ranks, most)
         counts = np.bincount(self._numbers[self.searched], minlength=len(sizes))
         self.answerable = np.zeros(len(classes), bool)
+        if products is not None:
+            pairs = np.stack([self._numbers[self.searched], products[self.searched]])
+            counts = np.bincount(np.unique(pairs, axis=1)[0], minlength=len(sizes))
         self.answerable[self.searched] = counts[self._numbers[self.searched]] > 1
 
     def _choose_searched(self, sizes: np.ndarray, ranks: np.ndarray, most: int) -> np.ndarray:

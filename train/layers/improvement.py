@@ -28,7 +28,7 @@ from train.layers.flow import Fit, GalleryTarget
 from train.layers.folds import KINDS, Kind
 from train.layers.journal import Entry, Journal
 from train.layers.lesson import GALLERY, Lesson, read_lesson
-from train.layers.measuring import METRICS, Gain, Purpose, kinds, query_values
+from train.layers.measuring import METRICS, Gain, Purpose, beside, kinds, query_values
 from train.layers.settings import TeachingConfig
 from train.layers.teaching import METRIC_TITLES, TITLES, gain_lines, losses_in, spread_text
 from train.layers.trials import TRIALS, Trial, Workbench
@@ -154,24 +154,28 @@ class _Trials:
     def __init__(self, gallery: Gallery, lesson: Lesson, purpose: Purpose, deadline: float) -> None:
         self._gallery, self._lesson, self._purpose, self._deadline = gallery, lesson, purpose, deadline
         vectors, classes, others = lesson.vectors, lesson.classes, lesson.others
+        products = lesson.products
         if len(vectors) > MOST_LEARNED:
             some = np.sort(np.random.default_rng(SEED).permutation(len(vectors))[:MOST_LEARNED])
             vectors, classes = vectors[some], classes[some]
+            products = None if products is None else products[some]
         self._vectors, self._classes = vectors, classes
         share = len(lesson.vectors) / len(gallery)
         most = max(round(MOST_SEARCHED * share), _FEWEST_LABELLED)
-        self._selection = selection = Selection(classes, SEED, most)
+        self._selection = selection = Selection(classes, SEED, most, products)
         everything = np.concatenate([lesson.vectors, others])
         # What has no label is searched and counts as wrong: rather too small a gain than too large a one.
         count = MOST_SEARCHED - len(selection.searched)
         others = others[np.sort(np.random.default_rng(SEED).permutation(len(others))[:count])]
         searched = np.concatenate([vectors[selection.searched], others])
         self._searched_classes = np.append(classes[selection.searched], np.full(len(others), NO_CLASS))
+        self._products = None if products is None else beside(products[selection.searched], len(others))
         self._places = np.searchsorted(selection.searched, selection.queries)
         rows = np.append(selection.searched, np.full(len(others), -1))
         # What was learned from stands apart from all else, so that even random labels would seem to help.
         self._unlearned = [np.flatnonzero(~np.isin(rows, selection.training(part))) for part in range(PARTS)]
-        given = [array.tobytes() for array in (vectors, classes, lesson.others, self._searched_classes)]
+        arrays = (vectors, classes, lesson.others, self._searched_classes, self._products)
+        given = [array.tobytes() for array in arrays if array is not None]
         self._journal = Journal(
             journal_folder(gallery.folder), [*given, repr((SEED, PARTS, TeachingConfig())).encode()]
         )
@@ -333,9 +337,11 @@ class _Trials:
         values = np.full((len(self._places), len(METRICS)), np.nan, np.float32)
         kept = self._unlearned[part]
         known, unseen = (self._selection.tests(part, kind) for kind in KINDS)
-        values[known] = query_values(vectors, self._searched_classes, self._places[known])
+        products = self._products
+        values[known] = query_values(vectors, self._searched_classes, self._places[known], products)
         places = np.searchsorted(kept, self._places[unseen])
-        values[unseen] = query_values(vectors[kept], self._searched_classes[kept], places)
+        some = None if products is None else products[kept]
+        values[unseen] = query_values(vectors[kept], self._searched_classes[kept], places, some)
         return values
 
     def _rows(self, trials: Sequence[Trial], tried: Sequence[Tried]) -> list[Row]:
@@ -358,14 +364,15 @@ class _Trials:
             began = time.monotonic()
             queries = np.random.default_rng(SEED).permutation(len(self._places))[:_RERANKED]
             searched, classes, places = self._bench.searched, self._searched_classes, self._places
-            before = query_values(searched, classes, places)
+            before = query_values(searched, classes, places, self._products)
+            products = np.arange(len(classes)) if self._products is None else self._products
             after = np.full_like(before, np.nan)
             with Progress(name, len(queries), "queries") as progress:
                 for query in np.sort(queries).tolist():
                     place = int(places[query])
                     order = rerank(searched, searched[place] @ searched.T, place)
-                    right = classes[order] == classes[place]
-                    relevant = int((classes == classes[place]).sum()) - 1
+                    right = classes[order[products[order] != products[place]]] == classes[place]
+                    relevant = int(((classes == classes[place]) & (products != products[place])).sum())
                     head = right[:relevant]
                     precision = head * np.cumsum(head) / np.arange(1, len(head) + 1)
                     after[query] = precision.sum() / relevant, right[0]

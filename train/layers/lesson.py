@@ -28,6 +28,7 @@ class Lesson:
         others: Vectors of a sample of the other images, float32 [M, D].
         labels: Number of labels or decisions that were given.
         contradictory: Images that decisions both join and separate, which are left out.
+        products: Product of each labelled vector, int64 [N], which is held out whole; `None` for none.
     """
 
     vectors: np.ndarray
@@ -35,6 +36,7 @@ class Lesson:
     others: np.ndarray
     labels: int
     contradictory: int
+    products: np.ndarray | None = None
 
 
 def read_lesson(gallery: SearchableGallery, labels: str) -> Lesson:
@@ -74,7 +76,8 @@ def read_lesson(gallery: SearchableGallery, labels: str) -> Lesson:
     others = np.setdiff1d(gallery.sample(len(gallery)), ids)
     if len(others) > _MOST_OTHERS:
         others = np.sort(np.random.default_rng(0).choice(others, _MOST_OTHERS, replace=False))
-    return Lesson(vectors, classes, _vectors_of(gallery, others)[1], given, contradictory)
+    products = gallery.products_beside(ids, classes)
+    return Lesson(vectors, classes, _vectors_of(gallery, others)[1], given, contradictory, products)
 
 
 def _vectors_of(gallery: SearchableGallery, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -17,8 +17,9 @@ from typing import Literal
 
 import numpy as np
 
-from retrieval import metrics
 from retrieval.metrics import per_query
+from retrieval.metrics.inputs import build_inputs
+from retrieval.metrics.ranking import rank_inputs
 from retrieval.metrics.statistics import RESAMPLES, bootstrap_intervals
 from train.layers.components import Start, mixed
 from train.layers.folds import KINDS, MOST_IMAGES, Folds, Kind
@@ -203,6 +204,7 @@ def study(
     starts: Sequence[Start],
     config: TeachingConfig,
     *,
+    products: np.ndarray | None = None,
     show_progress: bool = False,
 ) -> Study:
     """Learn layers without the labels of held-out images, and search with these.
@@ -213,21 +215,24 @@ def study(
         others: Unit vectors without a label, which are searched as well, float32 [M, D].
         starts: Starts as they are applied, fitted without labels to all images, held-out ones included.
         config: Settings.
+        products: Product of each labelled vector, int [N], which is held out whole and whose views do not
+            find each other; `None` for none.
         show_progress: Report progress on stderr.
 
     Raises:
         InputError: There are too few labelled images to learn from.
     """
     found = Study([Candidate(start.power, blend) for start in starts for blend in config.blends], config.seed)
-    parts = Folds(classes, config.folds, config.seed)
+    parts = Folds(classes, config.folds, config.seed, products=products)
     if len(others) > MOST_IMAGES:
         others = np.random.default_rng(config.seed).choice(others, MOST_IMAGES, replace=False)
     searched = np.concatenate([vectors[parts.searched], others])
     searched_classes = np.concatenate([classes[parts.searched], np.full(len(others), NO_CLASS)])
+    own = None if products is None else beside(products[parts.searched], len(others))
     for fold in range(config.folds):
         split = parts.split(fold)
         places = {kind: np.searchsorted(parts.searched, split.queries[kind]) for kind in KINDS}
-        values = {kind: [query_values(searched, searched_classes, places[kind])] for kind in KINDS}
+        values = {kind: [query_values(searched, searched_classes, places[kind], own)] for kind in KINDS}
         for number, start in enumerate(starts):
             matrix = learn(
                 start.components(vectors[split.training]),
@@ -243,7 +248,7 @@ def study(
                 moved[:, : start.learned] = components[:, : start.learned] @ mixed(matrix, blend).T
                 moved /= np.maximum(np.linalg.norm(moved, axis=1, keepdims=True), _TINY)
                 for kind in KINDS:
-                    values[kind].append(query_values(moved, searched_classes, places[kind]))
+                    values[kind].append(query_values(moved, searched_classes, places[kind], own))
         found.add_fold(
             {kind: searched_classes[places[kind]] for kind in KINDS},
             {kind: np.stack(values[kind]) for kind in KINDS},
@@ -253,14 +258,28 @@ def study(
     return found
 
 
-def query_values(vectors: np.ndarray, classes: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Return the metrics of queries among all vectors, float64 [q, metrics]."""
+def beside(products: np.ndarray, others: int) -> np.ndarray:
+    """Return the products of labelled vectors, followed by others, each of which is a product of its own."""
+    return np.append(products, int(products.min(initial=0)) - 1 - np.arange(others))
+
+
+def query_values(
+    vectors: np.ndarray, classes: np.ndarray, places: np.ndarray, products: np.ndarray | None = None
+) -> np.ndarray:
+    """Return the metrics of queries among all vectors, float64 [q, metrics].
+
+    Args:
+        vectors: Vectors that are searched, float32 [M, D].
+        classes: Class of each, int [M].
+        places: Rows of the queries, int64 [q].
+        products: Product of each, int [M], whose views do not find each other; `None` for none.
+    """
     if not len(places):
         return np.empty((0, len(METRICS)))
     most = int(np.bincount(classes[classes != NO_CLASS]).max())
-    ranking = metrics.rank(
-        vectors[places], classes[places], vectors, classes, k=min(most, len(vectors) - 1), own=places
-    )
+    both = None if products is None else (products[places], products)
+    inputs = build_inputs(vectors[places], classes[places], vectors, classes, places, both)
+    ranking = rank_inputs(inputs, min(most, len(vectors) - 1))
     return np.column_stack([per_query.map_at_r(ranking), per_query.recall(ranking, [1])[:, 0]])
 
 

@@ -42,7 +42,15 @@ def fit_teaching(gallery: Gallery, labels: str, purpose: Purpose, config: Teachi
     if lesson.contradictory:
         print_status(f"{pluralize(lesson.contradictory, 'image')} left out: decisions on them contradict")
     starts = fit_starts(np.concatenate([lesson.vectors, lesson.others]), config.powers, config.dim)
-    studied = study(lesson.vectors, lesson.classes, lesson.others, starts, config, show_progress=True)
+    studied = study(
+        lesson.vectors,
+        lesson.classes,
+        lesson.others,
+        starts,
+        config,
+        products=lesson.products,
+        show_progress=True,
+    )
     found = {name: studied.conclude(name) for name in PURPOSES}
     best = found.pop(purpose)
     alone = _without_labels(lesson, best.gains["unseen"])

@@ -39,7 +39,8 @@ def leakage(train: Path, test: Path, min_score: float, limit: int, device: Devic
 
     A model that was trained on the gallery TRAIN is measured too well on those of TEST. Each is shown with
     the nearest image of TRAIN, and counted by its label. The right S depends on the model: look at some pairs
-    first. Both galleries need the same model. The table has the images of TEST.
+    first. If both have products, those with views in both galleries are counted. Both galleries need the same
+    model. The table has the images of TEST.
 
     \b
       lookalike index build train.gallery shop/train --model model.onnx
@@ -68,9 +69,10 @@ def _summary(found: Leakage) -> str:
     share = len(found.leaks) / max(1, found.test_images)
     same = sum(leak.identical for leak in found.leaks)
     across = sum(leak.item.label != leak.train.label for leak in found.leaks)
+    torn = f"; products with views in both: {len(found.products)}" if found.products else ""
     return (
         f"test images with a near-duplicate among {found.train_images} training images: {len(found.leaks)} "
-        f"of {found.test_images} ({share:.1%}); identical files: {same}; with another label: {across}"
+        f"of {found.test_images} ({share:.1%}); identical files: {same}; with another label: {across}{torn}"
     )
 
 

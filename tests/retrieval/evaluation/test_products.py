@@ -1,0 +1,160 @@
+"""Commands that count products: none measures, teaches or cleans with the views of one product apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retrieval import Gallery
+from retrieval.curation.leakage import find_leakage
+from retrieval.curation.suspects import find_suspects
+from retrieval.curation.thinning import plan_thinning
+from retrieval.evaluation.calibration_fit import DEPTH, PRESENT, judged_hits
+from retrieval.evaluation.gallery import evaluate_gallery
+from retrieval.evaluation.ranking_rules import ranking_cost
+from retrieval.search.options import SearchOptions
+from retrieval.storage.manifest import Manifest
+from retrieval.storage.records import FileStamp, NewItem
+from retrieval.storage.store import Store
+from tests.conftest import lookalike_here
+
+KINDS, PRODUCTS, VIEWS, DIM = 10, 6, 4, 24
+COUNT = KINDS * PRODUCTS * VIEWS
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    return (vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def vectors() -> np.ndarray:
+    """Views, float32 [N, D]: those of a product are alike, and those of a kind a little."""
+    random = np.random.default_rng(0)
+    shapes = ((KINDS, 1, 1), (KINDS, PRODUCTS, 1), (KINDS, PRODUCTS, VIEWS))
+    kind, product, view = (random.normal(size=(*shape, DIM)) for shape in shapes)
+    return unit((0.9 * kind + product + 0.35 * view).reshape(-1, DIM))
+
+
+def label(i: int) -> str:
+    return f"kind {i // (PRODUCTS * VIEWS)}"
+
+
+def product(i: int) -> int:
+    return i // VIEWS
+
+
+def make(folder: Path, vectors: np.ndarray, labels: list[str], contents: list[str] | None = None) -> Gallery:
+    store = Store.create(folder, Manifest("", DIM, embedding="random"))
+    items = [
+        NewItem(
+            FileStamp("/p", f"{i}.jpg", 1, 1, one),
+            *(contents[i] if contents else f"{i:064x}", 1, 1),
+            {"sku": product(i)},
+            str(i),
+        )
+        for i, one in enumerate(labels)
+    ]
+    with store.writing():
+        store.commit(vectors, items)
+    return Gallery.open(folder)
+
+
+@pytest.fixture
+def gallery(tmp_path: Path, vectors: np.ndarray) -> Gallery:
+    made = make(tmp_path / "g", vectors, [label(i) for i in range(COUNT)])
+    made.use_products("sku")
+    return made
+
+
+def recall(vectors: np.ndarray, k: int, *, products: bool) -> float:
+    """Recall@k by kind, one query at a time: among other products, of each its best view if wanted."""
+    found = []
+    for i in range(COUNT):
+        others = [j for j in range(COUNT) if product(j) != product(i)]
+        others.sort(key=lambda j: -float(vectors[i] @ vectors[j]))
+        if products:
+            seen = [product(j) for j in others]
+            others = [j for at, j in enumerate(others) if product(j) not in seen[:at]]
+        found.append(any(label(j) == label(i) for j in others[:k]))
+    return float(np.mean(found))
+
+
+def test_evaluation_leaves_out_other_views_of_the_product(gallery: Gallery, vectors: np.ndarray) -> None:
+    report = evaluate_gallery(gallery)
+    values = report.results[0].values
+    assert values["recall_at_1"] == pytest.approx(recall(vectors, 1, products=False))
+    assert values["recall_at_4"] == pytest.approx(recall(vectors, 4, products=False))
+    assert "other views of its product" in report.protocol
+    gallery.use_products(None)
+    alone = evaluate_gallery(gallery).results[0]
+    assert alone.values["recall_at_1"] > values["recall_at_1"] + 0.1, "views find each other"
+    low, high = report.results[0].intervals["recall_at_1"]
+    assert high - low > 0.03, "of products, not of views"
+    gallery.use_products("label")
+    assert evaluate_gallery(gallery).results[0].values == alone.values, "the views are what is to be found"
+
+
+def test_costs_of_a_ranking_are_those_of_products(gallery: Gallery, vectors: np.ndarray) -> None:
+    cost = ranking_cost(gallery, SearchOptions(diversity=0.5))
+    assert cost.plain["recall_at_1"] == pytest.approx(recall(vectors, 1, products=True))
+    assert cost.plain["recall_at_10"] == pytest.approx(recall(vectors, 10, products=True))
+    gallery.use_products("label")
+    assert ranking_cost(gallery, SearchOptions(diversity=0.5)).plain["recall_at_1"] > 0.9
+
+
+def test_calibration_judges_other_products(gallery: Gallery, vectors: np.ndarray) -> None:
+    hits = judged_hits(gallery)
+    for i in (0, 77, 200):
+        mine = hits[(hits.queries == 4 * i + PRESENT)]
+        best = {product(j): float(vectors[i] @ vectors[j]) for j in range(COUNT) if product(j) != product(i)}
+        for j in range(COUNT):
+            if product(j) in best:
+                best[product(j)] = max(best[product(j)], float(vectors[i] @ vectors[j]))
+        expected = sorted(best.items(), key=lambda pair: -pair[1])[:DEPTH]
+        np.testing.assert_allclose(mine.scores, [score for _, score in expected], atol=1e-6)
+        assert mine.right.tolist() == [label(VIEWS * number) == label(i) for number, _ in expected]
+
+
+def test_a_label_that_all_views_share_is_suspected(tmp_path: Path, vectors: np.ndarray) -> None:
+    labels = [label(i) for i in range(COUNT)]
+    wrong = range(8, 12)  # all views of the third product
+    for i in wrong:
+        labels[i] = "kind 7"
+    made = make(tmp_path / "g", vectors, labels)
+
+    def suspected() -> set[int]:
+        return {int(one.item.key) for one in find_suspects(made, k=3, limit=COUNT).suspects} & {*wrong}
+
+    assert suspected() == set(), "they confirm each other"
+    made.use_products("sku")
+    assert suspected() == {*wrong}
+
+
+def test_duplicates_are_those_of_different_products(tmp_path: Path, vectors: np.ndarray) -> None:
+    contents = [f"{i:064x}" for i in range(COUNT)]
+    contents[1] = contents[0]  # of one product
+    contents[100] = contents[40]  # of two
+    made = make(tmp_path / "g", vectors, [label(0)] * COUNT, contents)
+    made.use_products("sku")
+    groups = made.duplicates(0.9999).groups
+    assert [{item.key for item in group.members} for group in groups] == [{"40", "100"}]
+    thinned = plan_thinning(made, groups, "first", 0.9999)
+    assert thinned.surplus == [], "an image of one product does not stand for another"
+
+
+def test_leakage_names_products_in_both_galleries(tmp_path: Path, vectors: np.ndarray) -> None:
+    half = [*range(0, COUNT // 2 + 2)], [*range(COUNT // 2 + 2, COUNT)]
+    train, test = tmp_path / "train", tmp_path / "test"
+    for folder, some in zip((train, test), half, strict=True):
+        store = Store.create(folder, Manifest("", DIM, embedding="random"))
+        items = [NewItem(FileStamp("", "", 0, 0, "a"), "", 1, 1, {"sku": product(i)}, str(i)) for i in some]
+        with store.writing():
+            store.commit(vectors[some], items)
+        Gallery.open(folder).use_products("sku")
+    found = find_leakage(Gallery.open(train), Gallery.open(test), 0.9999)
+    assert found.products == [product(COUNT // 2 + 1)]
+    assert not found.leaks
+    text = lookalike_here("check", "leakage", str(train), str(test), "--min-score", "0.9999").stdout
+    assert "products with views in both: 1" in text
