@@ -303,7 +303,8 @@ class Requests:
 
         Args:
             images: At most 64 images, each as for `search`.
-            together: Whether all images are views of one object: one list of hits, for their mean.
+            together: Whether all images are views of one object: one list of hits. Groups are compared with
+                each view, single images with their mean.
 
         Raises:
             ApiError: The server refuses the request; with `together`, also for a single unusable image.

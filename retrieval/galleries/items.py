@@ -71,12 +71,16 @@ class View:
     Attributes:
         id: Number of the item.
         path: Path of its file; empty if it has none.
+        key: Stable id.
         score: Cosine similarity to the query; to several views of the query, the mean.
+        content_sha256: SHA-256 of the bytes of its file; empty if it has none.
     """
 
     id: int
     path: str
+    key: str
     score: float
+    content_sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -198,7 +202,7 @@ def _views(views: Views, known: Mapping[int, ItemValues]) -> list[tuple[View, ..
         return [()] * len(views.rows)
     return [
         tuple(
-            View(known[n][0], known[n][1], bounded_cosine(score))
+            View(known[n][0], known[n][1], known[n][4], bounded_cosine(score), known[n][7])
             for n, score in zip(rows, scores, strict=True)
             if n in known
         )

@@ -376,7 +376,8 @@ class SearchableGallery(Displayed, ABC):
         kinds, views = self.contents.kinds, None
         if not isinstance(queries, np.ndarray):
             views = [np.ascontiguousarray(one, np.float32) for one in queries]
-            queries = np.stack([compose(one) for one in views]) if views else np.empty((0, self.manifest.dim))
+            means = [one[0] if len(one) == 1 else compose(one) for one in views]
+            queries = np.stack(means) if means else np.empty((0, self.manifest.dim), np.float32)
         if options.group_by is None and self.manifest.product is not None:
             options = replace(options, group_by=self.manifest.product)
         return [Hits(hits, kinds) for hits in self._find(Queries(queries, own, views), options)]

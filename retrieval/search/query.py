@@ -24,8 +24,6 @@ from retrieval.search.where import is_text
 from retrieval.storage.queries import ids_by_key
 from retrieval.storage.store import Store
 
-_BLOCK = 1 << 14  # vectors in memory at once
-
 
 class Searcher:
     """Search of one state of a gallery.
@@ -106,7 +104,7 @@ class Searcher:
         if groups is not None:
             for query, one in zip(views, found, strict=True):
                 rows, which = self._members(groups, groups.numbers[one.rows], allowed, excluded)
-                scores = self._cosines(query, rows).mean(1) if options.group_size > 1 else None
+                scores = self.snapshot.cosines(query, rows).mean(1) if options.group_size > 1 else None
                 one.views = views_of(rows, scores, which, one.rows, options.group_size)
         return found
 
@@ -180,7 +178,7 @@ class Searcher:
             near = self._nearest(query, wanted, allowed, excluded)
             met = np.unique(groups.numbers[np.concatenate([one.rows for one in near])])
             rows, which = self._members(groups, met, allowed, excluded)
-            cosines = self._cosines(query, rows)
+            cosines = self.snapshot.cosines(query, rows)
             found = rank_groups(options.group_score, rows, cosines, which, len(met), options.k)
             if is_complete(found, near, options.k, wanted):
                 return found
@@ -220,14 +218,6 @@ class Searcher:
         if len(excluded):
             kept &= ~np.isin(rows, excluded)
         return rows[kept], which[kept]
-
-    def _cosines(self, query: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Return the cosines of rows with the views of a query, float32 [n, m]."""
-        parts = [
-            self.snapshot.vectors(rows[start : start + _BLOCK]) @ query.T
-            for start in range(0, len(rows), _BLOCK)
-        ]
-        return np.concatenate([np.empty((0, len(query)), np.float32), *parts])
 
 
 def ids_of_names(

@@ -18,6 +18,7 @@ from retrieval.storage.facts import StoredFacts
 from retrieval.storage.segments import CHECKSUM, ITEM, NUMBER, checksums
 
 _KEPT = 64  # choices between exact search and the index
+_BLOCK = 1 << 14  # rows whose vectors are in memory at once
 _FEW = 10_000  # allowed rows up to which the search is always exact rather than by the index
 
 
@@ -188,6 +189,26 @@ class Snapshot:
             hint = f"run `lookalike index verify {self.where}`"
             raise LookalikeError(f"{self.where}: a stored vector is damaged; {hint}")
         return np.asarray(stored, np.float32)
+
+    def cosines(self, queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Return the cosines of rows with queries, float32 [n, N]; their vectors are checked if new.
+
+        Args:
+            queries: float32 [N, D].
+            rows: int64 [n].
+
+        Raises:
+            LookalikeError: A vector is damaged.
+        """
+        self._check(rows)
+        dtype = self.stored.parts[0].dtype if self.stored.parts else np.float32
+        found = np.empty((len(rows), len(queries)), np.float32)
+        for start in range(0, len(rows), _BLOCK):
+            some = rows[start : start + _BLOCK]
+            stored = np.empty((len(some), self.stored.dim), dtype)
+            vectors = np.asarray(self.stored.gather(self.stored.parts, some, stored), np.float32)
+            found[start : start + _BLOCK] = vectors @ queries.T
+        return found
 
     def nearest(
         self, queries: np.ndarray, k: int, allowed: Selection | np.ndarray | None = None

@@ -394,6 +394,13 @@ def _merge(options: SearchFields, body: Body, image_field: str | None = None) ->
 
 def _hit(hit: Hit, summary: GallerySummary, gallery: str | None = None) -> answers.Hit:
     fields = image_fields(hit, summary)
+    if hit.view_count:
+        fields |= {"group": hit.group, "view_count": hit.view_count}
+    if hit.views:
+        fields["views"] = [
+            answers.HitView(id=one.id, key=one.key, score=one.score, thumbnail=summary.thumbnail(one))
+            for one in hit.views
+        ]
     return answers.Hit(**fields, score=hit.score, probability=hit.probability, gallery=gallery)
 
 

@@ -152,7 +152,10 @@ SingleQuery = bytes | int | str | np.ndarray | RegionQuery | TextQuery
 
 @dataclass(frozen=True, eq=False)
 class ComposedQuery:
-    """Several queries searched as one vector: views of one object, an image and texts.
+    """Several queries searched as one: views of one object, an image and texts.
+
+    Groups of images, such as products, are compared with each of several images; all else is searched with
+    one vector.
 
     Attributes:
         views: What to find.
@@ -188,10 +191,12 @@ class ResolvedQuery(NamedTuple):
     Attributes:
         vector: float32 [D], unit length.
         items: Items that the query consists of, which its results leave out.
+        views: Vectors of its views, float32 [m, D], whose mean the vector is; `None` for one.
     """
 
     vector: np.ndarray
     items: tuple[int, ...] = ()
+    views: np.ndarray | None = None
 
 
 # ---- resolving
@@ -442,11 +447,13 @@ def _composed(
             return part
         good.append(part)
     vectors, wanted = np.stack([part.vector for part in good]), len(query.views)
+    is_of_views = wanted == len(good) > 1 and not has_text(query)
     try:
         vector = compose(vectors[:wanted], vectors[wanted:])
     except InputError as error:
         return error
-    return ResolvedQuery(vector, tuple(item for view in good for item in view.items))
+    items = tuple(item for view in good for item in view.items)
+    return ResolvedQuery(vector, items, vectors if is_of_views else None)
 
 
 def model_of(state: LiveState) -> Embedder:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from retrieval.analysis.heatmaps import Heatmaps, heatmaps_of_pixels
 from retrieval.errors import ConditionError, ImageError, InputError, pointing
-from retrieval.galleries.items import Hits, Item
+from retrieval.galleries.items import Hits, Item, View
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.gallery import Gallery
 from retrieval.images.load import load_image
@@ -90,7 +90,7 @@ class GallerySummary:
     address: str
     license: str | None = None
 
-    def thumbnail(self, item: Item) -> str:
+    def thumbnail(self, item: Item | View) -> str:
         """Return the URL of an item's thumbnail, which is another one if its file was replaced."""
         version = item.content_sha256[:_VERSION_DIGITS] or "0"
         return f"{self.address}/items/{item.id}/thumbnail?v={version}"
@@ -105,6 +105,7 @@ class GalleryDescription:
         dim: Length D of a vector.
         embeds: Whether the gallery has a model, so that it can be searched by image.
         columns: Metadata columns.
+        product: Column of the products; None if images are not of products.
         show: Those that the page shows with each image, unless its visitor chooses others.
         index: Kind of the index; "flat" compares all vectors.
         unindexed: Vectors that the index does not cover.
@@ -121,6 +122,7 @@ class GalleryDescription:
     dim: int
     embeds: bool
     columns: list[str]
+    product: str | None
     show: list[str]
     index: str
     unindexed: int
@@ -501,6 +503,7 @@ class SearchService:
             dim=gallery.manifest.dim,
             embeds=state.embedder is not None,
             columns=(columns := gallery.contents.columns()),
+            product=gallery.manifest.product,
             show=[name for name in self.show if name in columns],
             index=kind,
             unindexed=0 if kind == "flat" else gallery.outside_index,
@@ -563,11 +566,8 @@ def _search(
     """Return the hits of each query, or the error in it."""
     good = [query for query in queries if not isinstance(query, InputError)]
     try:
-        found = (
-            gallery.find(np.stack([query.vector for query in good]), options, [query.items for query in good])
-            if good
-            else []
-        )
+        vectors = [query.vector[None] if query.views is None else query.views for query in good]
+        found = gallery.find(vectors, options, [query.items for query in good]) if good else []
     except InputError as error:
         error.args = (gallery.public(str(error)),)
         raise

@@ -7,6 +7,7 @@ type Root = any;
 interface Gallery {
   images: number;
   columns: string[];
+  product: string | null;
   embeds: boolean;
   texts: boolean;
   urls: boolean;

@@ -49,6 +49,10 @@ class GalleryAnswer(BaseModel):
         description="Whether there is a model, so that the gallery can be searched by image."
     )
     columns: list[str] = Field(description="Metadata columns for conditions.")
+    product: str | None = Field(
+        description="Column of the products, of which searches find one hit each; null if there are none.",
+        examples=["sku"],
+    )
     show: list[str] = Field(
         description="Those that the page shows with each image, unless its visitor chooses others.",
         examples=[["price"]],

@@ -12,6 +12,17 @@ from serve.wire.images import Image
 from serve.wire.problems import ProblemDetails
 
 
+class HitView(BaseModel):
+    """A view of a hit, such as a picture of a product."""
+
+    id: int = Field(description="Number of the image.", examples=[17])
+    key: str = Field(description="Name of the image.", examples=["red/1.png"])
+    score: float = Field(description="Similarity; of several images of the query, the mean.", examples=[0.9])
+    thumbnail: str = Field(
+        description="URL path of the thumbnail.", examples=["/v1/items/17/thumbnail?v=1b4e28ba"]
+    )
+
+
 class Hit(Image):
     """A found image with its score."""
 
@@ -20,6 +31,23 @@ class Hit(Image):
         description="Probability that it shows the same thing as the query, 1 if it is the same picture; "
         "null in a gallery that is not calibrated, and with re-ranking.",
         examples=[0.87],
+    )
+    group: str | int | float | None = Field(
+        None,
+        exclude_if=lambda value: value is None,
+        description="Value of its group, such as its product, if there is one hit for each.",
+        examples=["4711"],
+    )
+    view_count: int | None = Field(
+        None,
+        exclude_if=lambda count: count is None,
+        description="Number of images of its group.",
+        examples=[3],
+    )
+    views: list[HitView] | None = Field(
+        None,
+        exclude_if=lambda views: views is None,
+        description="The first of them, best first and with the hit itself, if `group_size` is above 1.",
     )
     gallery: str | None = Field(
         None,

@@ -29,7 +29,7 @@ from serve.core.queries import (
     TextQuery,
 )
 from serve.core.url_fetcher import MAX_BYTES, MAX_URL_LENGTH, TIMEOUT_SECONDS
-from serve.limits import MAX_BATCH, MAX_CONDITION, MAX_GALLERIES, MAX_K, MAX_TEXTS, MAX_TOGETHER
+from serve.limits import MAX_BATCH, MAX_CONDITION, MAX_GALLERIES, MAX_K, MAX_TEXTS, MAX_TOGETHER, MAX_VIEWS
 from serve.wire.fields import Fingerprint, ImageBytes, ItemName, Text, Texts, parse_json
 
 _MAX_DIM = 65536
@@ -85,7 +85,12 @@ RegionValues = Annotated[
 _HasUrl = TypeVar("_HasUrl", "View", "SearchRequest")
 
 
-_LIMITS = {"k": {"le": MAX_K}, "where": {"max_length": MAX_CONDITION}, "exclude": {"max_length": MAX_K}}
+_LIMITS: dict[str, dict[str, Any]] = {
+    "k": {"le": MAX_K},
+    "where": {"max_length": MAX_CONDITION},
+    "exclude": {"max_length": MAX_K},
+    "group_size": {"le": MAX_VIEWS},
+}
 _MAX_TEXT_OPTION = 100
 
 
@@ -387,8 +392,9 @@ class BatchRequest(SearchFields):
     queries: list[Query] = Field(min_length=1, max_length=MAX_BATCH)
     together: bool = Field(
         False,
-        description="Whether all queries are views of one object: one result, for the mean of their vectors, "
-        "without the queries themselves. A problem with one of them is the problem of all.",
+        description="Whether all queries are views of one object: one result, without the queries "
+        "themselves. Groups are compared with each of them, single images with the mean of their vectors. A "
+        "problem with one of them is the problem of all.",
     )
     fingerprint: Fingerprint | None = None
 

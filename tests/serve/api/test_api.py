@@ -69,6 +69,7 @@ def _as_told(gallery: Gallery, hits: list[Any]) -> list[dict[str, Any]]:
         {"id": hit.id, "key": hit.key, "label": hit.label, "metadata": hit.metadata, "score": hit.score}
         | {"width": 48, "height": 40, "thumbnail": _thumbnail(gallery, hit.id)}
         | {"probability": hit.probability}
+        | ({"group": hit.group, "view_count": hit.view_count} if hit.view_count else {})
         for hit in hits
     ]
 
@@ -281,6 +282,7 @@ def test_gallery_is_described(api: httpx.Client, gallery: Gallery) -> None:
         "fingerprint": gallery.fingerprint,
         "embeds": True,
         "columns": ["price"],
+        "product": None,
         "show": [],
         "index": "flat",
         "unindexed": 0,

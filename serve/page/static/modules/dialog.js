@@ -7,6 +7,7 @@ import {Heatmap} from './heatmap.js';
 import {linkTo} from './link.js';
 import {GALLERY} from './options.js';
 import {fileName} from './results.js';
+import {showViews} from './views.js';
 
 const CONFIRM = 'Really remove it?';
 const PAUSE = 500;  // milliseconds in which a double click is not a confirmation
@@ -86,6 +87,7 @@ class Dialog {
     part(box, 'facts').replaceChildren(...Object.entries(facts).map(([name, value]) => fact(name, value)));
     this.#zoom(false);
     this.#heatmap?.reset(card?.dataset.rank ? like[0] : null);
+    showViews(part(box, 'views'), this.#api, item);
     show(part(box, 'compare'), Boolean(this.#heatmap && card?.dataset.rank && like.length));
     for (const name of ['like', 'unlike']) show(part(box, name), like.length > 0);
     if (box.open) return;

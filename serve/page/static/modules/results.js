@@ -5,6 +5,7 @@ import {caption, choice, nameCards, redraw, steer} from './cards.js';
 import {clone, part, proportion, show} from './dom.js';
 import {DRAGGED} from './intake.js';
 import {freshen} from './news.js';
+import {viewsOf} from './views.js';
 
 const AHEAD = '1200px';  // how far below the screen further hits are asked for
 
@@ -80,7 +81,9 @@ export class Results {
     const image = part(card, 'image');
     const mark = labels.size && hit.label !== null ? (labels.has(hit.label) ? 'same' : 'other') : '';
     const compared = {same: ' · same label', other: ' · other label', '': ''}[mark];
-    image.alt = `${rank} · ${words} · ${hit.label ?? 'no label'}${compared}`;
+    const views = viewsOf(hit);
+    image.alt = [rank, words, `${hit.label ?? 'no label'}${compared}`, ...views ? [views] : []].join(' · ');
+    if (views) part(card, 'score').dataset.views = views;
     image.src = hit.thumbnail;
     if (mark) part(card, 'mark').className = mark;
     caption(card, hit, title(hit));

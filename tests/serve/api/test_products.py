@@ -1,0 +1,97 @@
+"""Products over HTTP, against the searches of the gallery, and by the client."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from retrieval import Gallery
+from retrieval.galleries.items import Hit
+from retrieval.search.options import SearchOptions
+from serve.app import create_app
+from serve.client import Client
+from serve.core.service import SearchService
+from tests.serve.asgi_server import answering
+
+
+@pytest.fixture(scope="module")
+def gallery(tmp_path_factory: pytest.TempPathFactory, shop: Path, model_file: Path) -> Gallery:
+    """The shop, in products of three images; the last two are of none."""
+    made = Gallery.create(tmp_path_factory.mktemp("products") / "products.gallery", model_file)
+    paths = sorted(shop.rglob("*.png"))
+    made.add(paths, metadata=[{"sku": n // 3 if n < len(paths) - 2 else None} for n in range(len(paths))])
+    made.use_products("sku")
+    return made
+
+
+@pytest.fixture(scope="module")
+def address(gallery: Gallery) -> Iterator[str]:
+    with answering(create_app(SearchService(gallery.folder), page=False)) as url:
+        yield url
+
+
+def told(hit: Any) -> tuple[Any, ...]:
+    return hit["id"], hit["group"], hit["view_count"], [view["id"] for view in hit.get("views", [])]
+
+
+def known(hits: list[Hit]) -> list[tuple[Any, ...]]:
+    return [(hit.id, hit.group, hit.view_count, [view.id for view in hit.views]) for hit in hits]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"group_size": 3, "group_score": "soft"}, {"k": 2, "group_size": 2, "where": "sku < 5"}]
+)
+def test_hits_are_those_of_the_gallery(address: str, gallery: Gallery, options: dict[str, Any]) -> None:
+    answer = httpx.post(f"{address}/v1/search", json={"id": 4, **options}).json()["hits"]
+    (expected,) = gallery.find(gallery.vector(4)[None], SearchOptions(**options), [(4,)])
+    answer = [{"group": None, **hit} for hit in answer]
+    assert [told(hit) for hit in answer] == known([*expected])
+    for hit, own in zip(answer, expected, strict=True):
+        assert hit["score"] == pytest.approx(own.score, abs=1e-6)
+        for view, mine in zip(hit.get("views", []), own.views, strict=True):
+            assert view["score"] == pytest.approx(mine.score, abs=1e-6)
+            assert (view["key"], mine.key) == (gallery.item(view["id"]).key,) * 2
+            picture = httpx.get(address + view["thumbnail"])
+            assert picture.headers["Content-Type"].startswith("image/")
+
+
+def test_several_images_of_one_query_stay_apart(address: str, gallery: Gallery) -> None:
+    stored = gallery.vectors([4, 9])
+    views, options = np.stack([stored[4], stored[9]]), {"k": 30, "group_size": 9}
+    (expected,) = gallery.find([views], SearchOptions(**options), [(4, 9)])  # type: ignore[arg-type]
+    (mean,) = gallery.find([views.mean(0)[None]], SearchOptions(**options), [(4, 9)])  # type: ignore[arg-type]
+    assert [hit.score for hit in expected] != pytest.approx([hit.score for hit in mean], abs=1e-3)
+    like = [{"id": 4}, {"id": 9}]
+    alone = httpx.post(f"{address}/v1/search", json={"like": like, **options}).json()["hits"]
+    batch = {"queries": like, "together": True, **options}
+    together = httpx.post(f"{address}/v1/search:batch", json=batch).json()["results"][0]["hits"]
+    for answer in (alone, together):
+        assert [told({"group": None, **hit}) for hit in answer] == known([*expected])
+    away = httpx.post(f"{address}/v1/search", json={"like": like, "unlike": [{"id": 1}], **options})
+    assert away.status_code == 200
+
+
+def test_client_and_description(address: str, gallery: Gallery) -> None:
+    with Client(address) as client:
+        assert client.gallery().product == "sku"
+        hits = client.search(Path(gallery.item(4).path), k=3, group_size=2)
+        (expected,) = gallery.find(gallery.vector(4)[None], SearchOptions(3, group_size=2))
+        assert [(hit.id, hit.group, hit.view_count) for hit in hits] == [
+            told[:3] for told in known([*expected])
+        ]
+        assert [len(hit.views or ()) for hit in hits] == [len(hit.views) for hit in expected]
+        single = client.search(id=4, k=3, group_by="id")
+        assert [(hit.group, hit.view_count, hit.views) for hit in single] == [(None, None, None)] * 3
+
+
+def test_too_many_views_are_refused(address: str, gallery: Gallery) -> None:
+    picture = base64.b64encode(Path(gallery.item(4).path).read_bytes()).decode()
+    refused = httpx.post(f"{address}/v1/search", json={"image": picture, "group_size": 101})
+    assert refused.status_code == 422
+    assert refused.json()["errors"][0]["pointer"] == "#/group_size"
