@@ -266,6 +266,7 @@ class Run:
                 number, _, slot = name.partition(".")
                 state.setdefault(int(number), {})[slot] = value
             optimizer.load_state_dict({"state": state, "param_groups": json.loads(header["groups"])})
+            _lay_out_like_weights(optimizer)
         saved: dict[str, Any] = json.loads(header["facts"])
         return saved
 
@@ -390,6 +391,17 @@ def _seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
+
+
+def _lay_out_like_weights(optimizer: torch.optim.Optimizer) -> None:
+    """Give state that was loaded the strides of its weights, as the fused kernels of CUDA demand.
+
+    A file keeps no strides, and the weights of convolutions are in `channels_last`.
+    """
+    for weight, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.shape == weight.shape:
+                state[name] = torch.empty_like(weight).copy_(value)
 
 
 def _with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -113,6 +113,23 @@ def test_interrupted_and_resumed_run_is_bit_identical(
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
+def test_a_resumed_optimizer_has_the_strides_of_its_weights(tmp_path: Path, shop: Path) -> None:
+    """The fused kernels of CUDA refuse others; weights of convolutions are in `channels_last`."""
+    train_until_interrupted(trainer(tmp_path / "run", f"folder:{shop}", "epochs=4"), 3)
+    run = Run.open(tmp_path / "run")
+    resumed = Trainer(run, data.load(run.config.data))
+    run.load_checkpoint("last", optimizer=resumed.optimizer, **resumed._modules)
+    states = [
+        (weight, value)
+        for weight, state in resumed.optimizer.state.items()
+        for name, value in state.items()
+        if name != "step"
+    ]
+    assert any(not weight.is_contiguous() for weight, _ in states)
+    assert all(value.stride() == weight.stride() for weight, value in states)
+    assert any(value.any() for _, value in states)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("refit", [False, True], ids=["plain", "refit"])
 def test_killed_run_resumes_from_its_checkpoint(tmp_path: Path, many: Path, refit: bool) -> None:
