@@ -9,7 +9,7 @@ from typing import TypeVar
 import faiss
 import numpy as np
 
-from benchmarks.gpu_check.results import Row, Verdict, limited
+from benchmarks.gpu_check.results import Row, limited
 from benchmarks.gpu_check.workload import Workload
 from retrieval.machine.devices import Device
 from retrieval.machine.faiss_backend import CPU, CpuBackend, GpuBackend, KMeans, backend_for
@@ -21,13 +21,12 @@ DIM = 128
 K = 10
 EFFORT = 128  # of a search in an index
 SCORE_ERROR = 1e-5  # between float32 products of the same vectors
-GRAPH_RECALL = 0.95
 CROSSED = ((1024, 128), (4096, 128), (8192, 256), (16384, 512), (60502, 512))
 MORE_DISTANCE = 0.02  # of points from their centroids, between two runs of k-means
 
 
 def compare(work: Workload) -> Iterator[Row]:
-    """Compare neighbours, k-means, and one index with cells and one with a graph."""
+    """Compare neighbours, k-means, and an index with cells."""
     device = Device.parse(str(work.device))
     if device.kind == "cuda" and not (hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus()):
         yield Row("FAISS", "does not see the GPU; `lookalike doctor`", "FAILED")
@@ -43,10 +42,7 @@ def compare(work: Workload) -> Iterator[Row]:
     distances = [float(CPU.neighbours(points, c, 1, parameters.metric)[0].mean()) for c in (ours, theirs)]
     yield limited("k-means: more distance", distances[0] / distances[1] - 1, MORE_DISTANCE)
     yield row
-    for kind in ("ivf-sq8", "hnsw"):
-        yield from index(kind, points, backend)
-    if isinstance(backend, GpuBackend):
-        yield graph(backend, clustered(5 * work.vectors))
+    yield from index("ivf-sq8", points, backend)
 
 
 def crossover(work: Workload) -> Iterator[Row]:
@@ -78,25 +74,6 @@ def crossover(work: Workload) -> Iterator[Row]:
             f"{1000 * fastest['device']:.1f} ms, CPU {1000 * fastest['cpu']:.1f}",
             numbers={**fastest, "multiplications": count**2 * dim},
         )
-
-
-def graph(backend: GpuBackend, points: np.ndarray) -> Row:
-    """Return the row of a graph over many vectors, which a GPU alone builds in seconds."""
-    start = time.perf_counter()
-    built = backend.graph(points, 32)
-    taken = time.perf_counter() - start
-    what = f"graph over {len(points)} vectors"
-    if built is None:
-        return Row(what, "not built on the GPU", "FAILED")
-    queries = points[:1000]
-    true = backend._neighbours(queries, points, K, faiss.METRIC_INNER_PRODUCT)[1]
-    built.hnsw.efSearch = EFFORT
-    recall = float(
-        np.mean([np.isin(t, f).mean() for t, f in zip(true, built.search(queries, K)[1], strict=True)])
-    )
-    verdict: Verdict = "ok" if recall >= GRAPH_RECALL else "FAILED"
-    numbers = {"seconds": taken, "recall": recall}
-    return Row(what, f"{taken:.1f} s, recall {recall:.3f} (goal {GRAPH_RECALL})", verdict, numbers)
 
 
 def index(kind: str, points: np.ndarray, backend: CpuBackend) -> Iterator[Row]:

@@ -1,7 +1,7 @@
 """FAISS backends: bulk comparisons of vectors, on the CPU or on an NVIDIA GPU.
 
-Functions that compare many vectors with many others take a backend: exact neighbours, k-means, the cells
-and the graph of an index. On the CPU the results are those of FAISS's own functions, to the bit, but for
+Functions that compare many vectors with many others take a backend: exact neighbours, k-means, and the
+cells of an index. On the CPU the results are those of FAISS's own functions, to the bit, but for
 cells among many, which a graph finds. A GPU is used for work that takes a CPU longer than starting the GPU;
 whatever fails there is done on the CPU, with one line on stderr. A search of one query never comes here.
 """
@@ -17,7 +17,6 @@ import numpy as np
 from retrieval.machine import lazy_faiss as faiss
 from retrieval.machine.devices import Device, gpus
 from retrieval.machine.gpu_trials import gpu_problem, report_cpu
-from retrieval.machine.resources import free_memory
 from retrieval.text import print_once
 
 _PAYS = 1 << 33  # multiplications, about a quarter of a second on one core, from which a GPU is used
@@ -28,7 +27,6 @@ _VECTORS_AT_ONCE = 1 << 30  # bytes of vectors, and of queries with their result
 _QUERIES_AT_ONCE = 1 << 28
 _MOST_AT_ONCE = 1 << 16  # queries
 _RESULTS_AT_ONCE = 1 << 24  # neighbours
-_LEAST_GRAPH = 200_000  # vectors from which a GPU builds the graph
 # Microseconds to find the cell of a clustered vector of dimension 64 (AVX-512, FAISS 1.15.1): 5.4 among 4,096
 # compared with all, 22.3 among 16,384; by a graph 5.3 and 8.8, with the same cell for 99.8 %. On noise the
 # graph finds 37 %, so that it is checked.
@@ -136,19 +134,6 @@ class CpuBackend:
 
         return assign
 
-    def graph(self, vectors: np.ndarray, links: int) -> faiss.IndexHNSWCagra | None:
-        """Return an HNSW graph over vectors of unit length; `None` if the CPU builds it.
-
-        Args:
-            vectors: float32 [n, D].
-            links: Links of a node on the lowest level.
-        """
-        return None
-
-    def builds_graph(self, count: int, dim: int) -> bool:
-        """Return whether `graph` would build one, for which all vectors have to be in memory."""
-        return False
-
 
 class GpuBackend(CpuBackend):
     """Comparisons on an NVIDIA GPU where they pay, in full float32; else, and after a failure, on the CPU.
@@ -213,29 +198,6 @@ class GpuBackend(CpuBackend):
                 return None
 
         return assign
-
-    def graph(self, vectors: np.ndarray, links: int) -> faiss.IndexHNSWCagra | None:
-        if not self.builds_graph(*vectors.shape):
-            return None
-        try:
-            config = faiss.GpuIndexCagraConfig()
-            config.device = self._number
-            config.graph_degree, config.intermediate_graph_degree = links, 2 * links
-            # For vectors of unit length the nearest by distance are those by inner product.
-            cagra = faiss.GpuIndexCagra(_resources(), vectors.shape[1], faiss.METRIC_L2, config)
-            cagra.train(np.ascontiguousarray(vectors))
-            found = faiss.IndexHNSWCagra(vectors.shape[1], links // 2, faiss.METRIC_L2)
-            found.base_level_only = False  # with the upper levels, so that vectors can be added
-            cagra.copyTo(found)
-        except (RuntimeError, MemoryError) as error:
-            self._report(error)
-            return None
-        return found
-
-    def builds_graph(self, count: int, dim: int) -> bool:
-        card = next((card for card in gpus() if card.index == self._number), None)
-        fits = card is not None and 4 * dim * count <= min(card.memory, free_memory()) // 4
-        return fits and count >= _LEAST_GRAPH and hasattr(faiss, "GpuIndexCagra") and self.pays(_PAYS)
 
     def _neighbours(
         self, queries: np.ndarray, vectors: np.ndarray, k: int, metric: int

@@ -141,20 +141,17 @@ def add_rows(
         index: Trained index.
         vectors: Vectors of the gallery.
         rows: Rows to add.
-        backend: Where cells are found and the graph of an empty index is built.
+        backend: Where cells are found.
         show_progress: Report progress on stderr.
     """
     with Progress("indexing", len(rows), "vectors", show=show_progress) as progress:
-        if _add_graph(index, vectors, rows, backend):
-            progress.update(len(rows))
-        else:
-            add_blocks(index, vectors, rows, backend, progress)
+        add_blocks(index, vectors, rows, backend, progress)
 
 
 def add_blocks(
     index: faiss.Index, vectors: Vectors, rows: np.ndarray, backend: CpuBackend, progress: Progress
 ) -> None:
-    """Add rows as `add_rows` does, without a graph of the backend, and count them as progress."""
+    """Add rows as `add_rows` does, and count them as progress."""
     size = max(1, _BLOCK_BYTES // (4 * vectors.dim))
     assign = _assigner(index, len(rows), backend)
     for start in range(0, len(rows), size):
@@ -180,43 +177,6 @@ def add_assigned(index: faiss.IndexIVF, vectors: np.ndarray, numbers: np.ndarray
     arrays = [np.ascontiguousarray(vectors, np.float32)]
     arrays += [np.ascontiguousarray(array, np.int64) for array in (numbers, cells)]
     index.add_core(len(vectors), *map(faiss.swig_ptr, arrays))
-
-
-def fill_graph(
-    index: faiss.IndexIDMap, graph: faiss.IndexHNSW, vectors: np.ndarray, numbers: np.ndarray
-) -> None:
-    """Fill an empty HNSW index from a graph over the same vectors.
-
-    Args:
-        index: Trained HNSW index of any storage, in a map of numbers.
-        graph: HNSW index with as many links a node, over the vectors in this order.
-        vectors: float32 [n, D].
-        numbers: Their numbers, int64 [n].
-    """
-    inner = faiss.downcast_index(index.index)
-    inner.storage.add(np.ascontiguousarray(vectors, np.float32))
-    # Not the whole graph, which also says whether distances or similarities are compared.
-    for name in ("levels", "offsets", "neighbors"):
-        faiss.copy_array_to_vector(
-            faiss.vector_to_array(getattr(graph.hnsw, name)), getattr(inner.hnsw, name)
-        )
-    inner.hnsw.entry_point, inner.hnsw.max_level = graph.hnsw.entry_point, graph.hnsw.max_level
-    inner.ntotal = index.ntotal = len(vectors)
-    faiss.copy_array_to_vector(np.ascontiguousarray(numbers, np.int64), index.id_map)
-
-
-def _add_graph(index: faiss.Index, vectors: Vectors, rows: np.ndarray, backend: CpuBackend) -> bool:
-    """Fill an empty HNSW index with a graph that the backend builds; return whether it did."""
-    if index.ntotal or not isinstance(index, faiss.IndexIDMap):
-        return False
-    inner = faiss.downcast_index(index.index)
-    if not isinstance(inner, faiss.IndexHNSW) or not backend.builds_graph(len(rows), index.d):
-        return False
-    block = leading(vectors.take(rows), index.d)
-    graph = backend.graph(block, inner.hnsw.nb_neighbors(0))
-    if graph is not None:
-        fill_graph(index, graph, block, vectors.numbers_of(rows))
-    return graph is not None
 
 
 def _assigner(index: faiss.Index, count: int, backend: CpuBackend) -> Assign | None:

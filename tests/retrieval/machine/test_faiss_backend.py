@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import faiss
 import numpy as np
 import pytest
@@ -35,7 +33,7 @@ class Eager(CpuBackend):
     """A backend that takes all work as a GPU does, and computes it on the CPU."""
 
     def __init__(self) -> None:
-        self.assigned = self.graphs = 0
+        self.assigned = 0
 
     def pays(self, work: int) -> bool:
         return True
@@ -49,17 +47,6 @@ class Eager(CpuBackend):
             return self.neighbours(vectors, centroids, 1)[1][:, 0]
 
         return assign
-
-    def builds_graph(self, count: int, dim: int) -> bool:
-        return True
-
-    def graph(self, vectors: np.ndarray, links: int) -> faiss.IndexHNSWCagra | None:
-        """The class that a GPU's graph is copied to, filled by the CPU."""
-        self.graphs += 1
-        index = faiss.IndexHNSWCagra(vectors.shape[1], links // 2, faiss.METRIC_L2)
-        index.base_level_only = False
-        index.add(vectors)
-        return index
 
 
 def test_graph_finds_the_cells_of_clusters_and_leaves_noise_to_the_index(
@@ -95,9 +82,6 @@ class Failing(GpuBackend):
     """A backend on a GPU whose memory is always too small."""
 
     def pays(self, work: int) -> bool:
-        return True
-
-    def builds_graph(self, count: int, dim: int) -> bool:
         return True
 
     def _neighbours(self, *arguments: object) -> tuple[np.ndarray, np.ndarray]:
@@ -144,26 +128,6 @@ def test_cells_from_a_backend_give_the_same_index_to_the_bit(kind: str) -> None:
         indexes.append(faiss.serialize_index(index))
     assert np.array_equal(*indexes)
     assert eager.assigned == (len(VECTORS) if kind in ("ivf-flat", "ivf-sq8", "ivf-sq4", "ivf-disk") else 0)
-
-
-@pytest.mark.parametrize("kind", [name for name in KINDS if "hnsw" in name])
-def test_graph_from_a_backend_serves_the_kind(kind: str, tmp_path: Path) -> None:
-    """It finds what the CPU's own graph finds, also from a file, and more vectors can be added."""
-    vectors, eager = VECTORS[:3000], Eager()
-    stored, rows = Vectors([vectors], DIM), np.arange(500, len(vectors))
-    recalls = []
-    for backend in (CPU, eager):
-        index = training.train_index(kinds.APPROXIMATE[kind], training.draw_training(stored))
-        training.add_rows(index, stored, rows, backend=backend)
-        faiss.write_index(index, str(tmp_path / "index.faiss"))
-        index = faiss.read_index(str(tmp_path / "index.faiss"))
-        training.add_rows(index, stored, np.arange(500), backend=backend)
-        assert index.ntotal == len(vectors)
-        found = kinds.candidates(index, QUERIES, 10, 64, 10)
-        true = brute_force(vectors, QUERIES, 10)[1]
-        recalls.append(np.mean([np.isin(t, f).mean() for t, f in zip(true, found, strict=True)]))
-    assert eager.graphs == 1
-    assert recalls[1] >= max(0.95, recalls[0] - 0.01)
 
 
 @pytest.mark.parametrize("dead", [0, 700])
@@ -217,7 +181,6 @@ def test_without_a_gpu_the_cpu_computes(capsys: pytest.CaptureFixture[str]) -> N
     assert not backend_for(Device()).pays(much)
     assert capsys.readouterr().err == ""
     assert not backend_for(Device("cuda", 1)).pays(much)
-    assert not backend_for(Device("cuda", 1)).builds_graph(1 << 20, 64)
     (line,) = capsys.readouterr().err.splitlines()
     assert (
         line == "FAISS runs on the CPU and not on GPU 1: there is no GPU 1; `lookalike doctor` lists the GPUs"
@@ -232,9 +195,6 @@ class OnGpu(GpuBackend):
 
     def pays(self, work: int) -> bool:
         return True
-
-    def builds_graph(self, count: int, dim: int) -> bool:
-        return hasattr(faiss, "GpuIndexCagra")
 
     def _report(self, error: Exception) -> None:
         raise error
@@ -272,12 +232,3 @@ class TestGpu:
             training.add_rows(index, STORED, np.arange(len(VECTORS)), backend=backend)
             sizes.append([index.invlists.list_size(cell) for cell in range(index.nlist)])
         assert np.abs(np.subtract(*sizes)).sum() <= 10  # of vectors between two cells
-
-    @pytest.mark.skipif(not hasattr(faiss, "GpuIndexCagra"), reason="needs FAISS with cuVS")
-    @pytest.mark.parametrize("kind", [name for name in KINDS if "hnsw" in name])
-    def test_graph_finds_neighbours(self, kind: str) -> None:
-        index = training.train_index(kinds.APPROXIMATE[kind], training.draw_training(STORED))
-        training.add_rows(index, STORED, np.arange(len(VECTORS)), backend=self.backend)
-        found = kinds.candidates(index, QUERIES, 10, 64, 10)
-        true = brute_force(VECTORS, QUERIES, 10)[1]
-        assert np.mean([np.isin(t, f).mean() for t, f in zip(true, found, strict=True)]) > 0.95
