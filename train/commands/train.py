@@ -259,6 +259,12 @@ def _summary(out: Path, facts: dict[str, Any]) -> str:
         text += f"; {title} on {held_out}{among} {before:.3f} -> {best:.3f} (epoch {facts['best_epoch']})"
         if facts["best_epoch"] == 0 and not facts["best_refused"]:
             text += ", so training found no more there, and the start is kept"
+        features = facts["metric_of_features"]
+        if features is not None and best < features:
+            text += (
+                f"; WORSE THAN THE FEATURES alone, which have {features:.3f} there: export the backbone as "
+                "it is (`lookalike export --from`), or lower optimizer.lr"
+            )
     if facts["linear_probe"] is not None:
         labels = facts["linear_probe_labels"]
         text += f"; linear probe from {labels} labels, on the same images: {facts['linear_probe']:.3f}"

@@ -37,10 +37,11 @@ from train.loop.tracking import WATCHED, Throughput, Tracker, WaitingHint
 from train.loop.training_data import TrainingData
 from train.loop.validation import Validator, Watcher
 from train.loop.warning_signs import WarningSigns
-from train.models.embedding_model import EmbeddingModel
+from train.models.embedding_model import EmbeddingModel, without_head
 from train.models.lora import has_adapters
 
 _LOG_EVERY = 10
+_OF_FEATURES = "features_"  # before the name of a metric
 # Errors of cuDNN and cuBLAS that cannot get their workspace; torch has no class for them.
 _WITHOUT_MEMORY = ("CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
 _LONGEST_WAIT = timedelta(minutes=30)  # for another process: longer than an evaluation or a checkpoint
@@ -304,12 +305,13 @@ class Trainer:
         return self.config.optimizer.lr * factor
 
     def _end_epoch(self, tracker: Tracker, progress: Progress) -> None:
+        of_features = self._score_features(progress)
         score = self.validator.score(self.network.validated_model)
         score = self.group.share(score)  # the same choice everywhere
         known = self.choice.refusal
         is_best = self.choice.add(score, self.epoch)
         if score is not None:
-            tracker.log({"step": self.step, "epoch": self.epoch, **score.record()})
+            tracker.log({"step": self.step, "epoch": self.epoch, **score.record(), **of_features})
             progress.write(f"{f'epoch {self.epoch}' if self.epoch else 'before training'}: {score}")
         if self.choice.refusal != known:
             progress.write(str(self.choice.refusal))
@@ -325,6 +327,16 @@ class Trainer:
         self.group.barrier()
         if self.epoch:
             self.group.limit_waiting(_LONGEST_WAIT)
+
+    def _score_features(self, progress: Progress) -> dict[str, float]:
+        """Return the metrics of the features of a frozen backbone, which a head should be better than."""
+        if self.step or not self.network.on_features:
+            return {}
+        score = self.validator.score(without_head(self.network.validated_model))
+        if score is None:
+            return {}
+        progress.write(f"features alone: {score}")
+        return {f"{_OF_FEATURES}{name}": value for name, value in score.values.items()}
 
     def _observe(self, tracker: Tracker, progress: Progress) -> None:
         """Keep a checkpoint and evaluate the watched images if they are due after this step."""
@@ -406,6 +418,7 @@ class Trainer:
             "recall_at_1_last": recalls[-1] if recalls else None,
             "recall_at_1_best": best["recall_at_1"] if best else None,
             "metric": config.split.metric,
+            "metric_of_features": self._metric_of_features(),
             "metric_before": records[0][config.split.metric] if best else None,
             "metric_best": best[config.split.metric] if best else None,
             "best_epoch": best["epoch"] if best else self.epoch,
@@ -416,6 +429,10 @@ class Trainer:
             "stopped_early": self.choice.stops,
             "collapsed_at": self.signs.collapsed_at,
         }
+
+    def _metric_of_features(self) -> float | None:
+        key = f"{_OF_FEATURES}{self.config.split.metric}"
+        return next((float(record[key]) for record in self.run.metrics() if key in record), None)
 
     def _watched_summary(self) -> dict[str, Any] | None:
         records = self.run.watched()

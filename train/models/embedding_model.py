@@ -195,6 +195,13 @@ def headless_model(config: ModelConfig, preprocess: Preprocess) -> EmbeddingMode
     return model.eval()
 
 
+def without_head(model: EmbeddingModel) -> EmbeddingModel:
+    """Return a network that shares the backbone and whose embedding is its pooled features."""
+    bare = model.with_own_head()
+    bare.add_module("head", nn.Identity())
+    return bare.eval()
+
+
 def synchronise_batch_norm(model: EmbeddingModel) -> None:
     """Convert batch norms to synchronised ones, once the model is on its device.
 

@@ -15,6 +15,7 @@ from retrieval.images.decode import embed_files
 from retrieval.progress import Progress
 from tests.conftest import draw, draw_classes
 from train import data, settings
+from train.commands.train import _summary
 from train.experiments.targets import open_target
 from train.loop.frozen_backbone import FrozenBackbone
 from train.loop.run_folder import Run, initial_model
@@ -73,6 +74,32 @@ def test_cached_features_give_the_same_run(tmp_path: Path, images: Path, overrid
             assert mine[key] == pytest.approx(other[key], abs=1e-5), key
     for name, weight in plain.run.trained().state_dict().items():
         torch.testing.assert_close(ours.run.trained().state_dict()[name], weight, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dim", [1, 8])
+def test_a_head_is_compared_with_the_features(tmp_path: Path, images: Path, dim: int) -> None:
+    """The features' MAP@R on the held-out images, by hand; a head of one dimension is worse, and says so."""
+    words = [f"model.embedding_dim={dim}", "split.metric=map_at_r", "split.choice=always"]
+    ours = train(images, tmp_path / "run", PLAIN, *words)
+    features = FrozenBackbone(initial_model(ours.config), ours.config).features(ours.data.files)
+    searched = [*ours.data.validation, *ours.data.distractors]
+    rows = features.rows([image.path for image in searched]).tolist()
+    kept = [place for place, row in enumerate(rows) if row not in features.bad]
+    vectors = features.vectors[[rows[place] for place in kept]]
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    labels = np.array([searched[place].label for place in kept])
+    precision = []
+    for query in range(sum(place < len(ours.data.validation) for place in kept)):
+        similarity = vectors @ vectors[query]
+        similarity[query] = -2
+        hits = labels[np.argsort(-similarity)][: (labels == labels[query]).sum() - 1] == labels[query]
+        precision.append(np.mean(hits * hits.cumsum() / np.arange(1, len(hits) + 1)))
+    facts = ours._summary()
+    assert facts["metric_of_features"] == pytest.approx(np.mean(precision), abs=1e-6)
+    known = {"seconds": 1.0, "linear_probe": None, "linear_probe_labels": None}
+    worse = facts["metric_best"] < facts["metric_of_features"]
+    assert worse or dim > 1
+    assert ("WORSE THAN THE FEATURES" in _summary(tmp_path, facts | known)) == worse
 
 
 def test_runs_share_the_cache(tmp_path: Path, images: Path) -> None:
