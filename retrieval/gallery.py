@@ -442,7 +442,7 @@ class Gallery(SearchableGallery):
     @abstractmethod
     def reproject(
         self,
-        layer: Layer,
+        layer: Layer | None,
         model: Embedder,
         *,
         command: str,
@@ -638,7 +638,7 @@ class DatabaseGallery(DatabaseView, Gallery):
 
     def reproject(
         self,
-        layer: Layer,
+        layer: Layer | None,
         model: Embedder,
         *,
         command: str,

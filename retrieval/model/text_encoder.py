@@ -159,7 +159,7 @@ class TextEncoder:
         """Return the embeddings of texts, of unit length, float32 [N, D].
 
         Raises:
-            InputError: A text is empty.
+            InputError: A text is empty, or the model knows nothing of it.
             LookalikeError: The graph fails on this machine.
         """
         for number, text in enumerate(texts, 1):
@@ -167,6 +167,9 @@ class TextEncoder:
                 which = f"text {number} of {len(texts)}" if len(texts) > 1 else "text"
                 raise InputError(f"{which}: empty; give some words")
         parts = [self._run(texts[at : at + _BATCH]) for at in range(0, len(texts), _BATCH)]
+        for text, vector in zip(texts, (vector for part in parts for vector in part), strict=True):
+            if not vector.any():
+                raise InputError(f"{text!r}: nothing of it is in the titles that the model has learned from")
         return np.concatenate(parts) if parts else np.empty((0, self._dim), np.float32)
 
     def count_tokens(self, texts: Sequence[str]) -> int:

@@ -1,5 +1,7 @@
 """Re-projection: put every stored vector of a gallery through a linear layer, with a model file that has it.
 
+A model file that differs in its text encoder alone comes into a gallery in the same way; its vectors stay.
+
 The new gallery is built in the hidden folder `.NAME.reprojection` beside the old one, from links to its files
 and a copy of its database, and replaces it when it is complete. The old one is kept as NAME.old, from which
 `undo` restores the old vectors.
@@ -25,7 +27,14 @@ from retrieval.model.runtime import Runtime
 from retrieval.progress import Progress
 from retrieval.search.calibration import NAME as CALIBRATION
 from retrieval.storage import maintenance, removals
-from retrieval.storage.identity import is_plugged, keep_model, model_file, probe_pixels, probes_file
+from retrieval.storage.identity import (
+    is_plugged,
+    keep_model,
+    model_file,
+    probe_cosine,
+    probe_pixels,
+    probes_file,
+)
 from retrieval.storage.maintenance import Replacement
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.merging import rewrite
@@ -76,7 +85,7 @@ def check_projectable(gallery: SearchableGallery, *, drop_old: bool = False) -> 
 
 def reproject(
     gallery: FilesView,
-    layer: Layer,
+    layer: Layer | None,
     model: Embedder,
     *,
     command: str,
@@ -94,8 +103,8 @@ def reproject(
 
     Args:
         gallery: Gallery whose vectors are the layer's inputs.
-        layer: Layer.
-        model: The gallery's model with the layer at its end.
+        layer: Layer; `None` for a model with another text encoder: vectors, index and calibration stay.
+        model: The gallery's model with the layer at its end, or with the text encoder.
         command: Name of the command, for the gallery's history.
         counts: Numbers for the history.
         drop_old: Delete an earlier NAME.old.
@@ -114,9 +123,11 @@ def reproject(
         probes = checked_probes(gallery, layer, model)
         manifest = projected(gallery.manifest, model)
 
-        def convert(vectors: np.ndarray, _: np.ndarray) -> np.ndarray:
+        def through_layer(vectors: np.ndarray, _: np.ndarray) -> np.ndarray:
+            assert layer is not None
             return layer(np.asarray(vectors, np.float32))
 
+        convert = None if layer is None else through_layer
         change = _Change(command, counts or {}, manifest, model.path, probes, convert, model.runtime)
         count = _replace(gallery, change, lambda: shutil.rmtree(old, ignore_errors=True), show_progress)
         draft.rename(old)
@@ -157,8 +168,10 @@ def undo(gallery: FilesView, *, show_progress: bool = False) -> FilesView:
                 f"{gallery.folder}: cannot be undone, because {old} is not the gallery that it was made from"
             )
             raise InputError(f"{what}; build the gallery again with the model that you want")
-        _check_same_images(gallery, before)
         snapshot, then = before.state, before.manifest
+        is_text = then.probes_sha256 == gallery.manifest.probes_sha256  # the vectors of images have stayed
+        if not is_text:
+            _check_same_images(gallery, before)
         manifest = replace(
             gallery.manifest,
             uuid=str(uuid.uuid4()),
@@ -168,9 +181,10 @@ def undo(gallery: FilesView, *, show_progress: bool = False) -> FilesView:
             projected_from=None,
         )
 
-        def convert(_: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        def earlier(_: np.ndarray, numbers: np.ndarray) -> np.ndarray:
             return snapshot.vectors(snapshot.stored.rows_of(numbers))
 
+        convert = None if is_text else earlier
         model, probes = model_file(old), np.load(probes_file(old), allow_pickle=False)
         change = _Change("undo", {}, manifest, model, probes, convert, calibration=old / CALIBRATION)
         _replace(gallery, change, lambda: None, show_progress)
@@ -212,7 +226,8 @@ class _Change:
         manifest: Manifest of the new gallery.
         model: Its model file.
         probes: Vectors of the probe images, float32 [n, D'].
-        convert: Returns the new vectors of a block; see `retrieval.storage.merging.rewrite`.
+        convert: Returns the new vectors of a block; see `retrieval.storage.merging.rewrite`. `None`: vectors,
+            index and calibration stay.
         runtime: Device and provider on which it is checked and indexed; `None` for the default.
         calibration: Calibration of the scores of the new vectors, if there is one.
     """
@@ -222,7 +237,7 @@ class _Change:
     manifest: Manifest
     model: Path
     probes: np.ndarray
-    convert: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    convert: Callable[[np.ndarray, np.ndarray], np.ndarray] | None
     runtime: Runtime | None = None
     calibration: Path | None = None
 
@@ -239,8 +254,17 @@ def old_of(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.old")
 
 
-def checked_probes(gallery: SearchableGallery, layer: Layer, model: Embedder) -> np.ndarray:
-    """Return the model's vectors of the probe images, float32 [n, D'], which prove that it has the layer."""
+def checked_probes(gallery: SearchableGallery, layer: Layer | None, model: Embedder) -> np.ndarray:
+    """Return the model's vectors of the probe images, float32 [n, D'], which prove that it has the layer.
+
+    Without a layer they are those of the gallery.
+    """
+    if layer is None:
+        has_dim = model.dim == gallery.manifest.dim
+        if not has_dim or probe_cosine(gallery.folder, gallery.manifest, model) < _MIN_COSINE:
+            what = f"it is not the model of {gallery.folder} with another text encoder"
+            raise InputError(f"{model.path}: {what}; learn it again")
+        return np.load(probes_file(gallery.folder), allow_pickle=False)  # type: ignore[no-any-return]
     dims = layer.weight.shape
     if dims != (model.dim, gallery.manifest.dim):
         what = (
@@ -301,27 +325,38 @@ def _replace(
 def _convert(new: FilesView, change: _Change, show_progress: bool) -> int:
     """Change the copy of a gallery, inside `store.writing()`, and return the number of its vectors."""
     store, started = new.store, now()
-    state = store.state()
-    total = sum(segment.n for segment in state.segments)
-    replacements = []
-    with Progress("re-projecting", total, "vectors", show=show_progress) as progress:
-        for segment in state.segments:
-            written = rewrite(store, [segment], state.dead, change.manifest.dim, change.convert)
-            replacements.append(Replacement([segment], written))
-            progress.update(segment.n)
-    maintenance.replace_segments(store, replacements, purge=True)
-    removals.clear(store.folder)
-    maintenance.drop_index(store)
-    (store.folder / CALIBRATION).unlink(missing_ok=True)
-    if change.calibration is not None and change.calibration.exists():
-        link_or_copy(change.calibration, store.folder / CALIBRATION)
+    if change.convert is not None:
+        _convert_vectors(store, change.convert, change.manifest.dim, show_progress)
+        (store.folder / CALIBRATION).unlink(missing_ok=True)
+        if change.calibration is not None and change.calibration.exists():
+            link_or_copy(change.calibration, store.folder / CALIBRATION)
     shutil.rmtree(store.folder / "model")  # links to the files of the old gallery
     (store.folder / "model").mkdir()
     digest = keep_model(store.folder, change.model, change.probes)
     store.update_manifest(replace(change.manifest, probes_sha256=digest))
     store.clear_leftovers()
     new.refresh()
-    new.optimize_index(show_progress=show_progress)
+    if change.convert is not None:
+        new.optimize_index(show_progress=show_progress)
     count = sum(segment.n for segment in store.segments())
     store.record_run(change.command, started, {**change.counts, "vectors": count})
     return count
+
+
+def _convert_vectors(
+    store: Store,
+    convert: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    dim: int,
+    show_progress: bool,
+) -> None:
+    state = store.state()
+    total = sum(segment.n for segment in state.segments)
+    replacements = []
+    with Progress("re-projecting", total, "vectors", show=show_progress) as progress:
+        for segment in state.segments:
+            written = rewrite(store, [segment], state.dead, dim, convert)
+            replacements.append(Replacement([segment], written))
+            progress.update(segment.n)
+    maintenance.replace_segments(store, replacements, purge=True)
+    removals.clear(store.folder)
+    maintenance.drop_index(store)

@@ -13,11 +13,13 @@ from contextlib import closing
 import numpy as np
 
 from retrieval.errors import InputError, StoreError
+from retrieval.files import link_or_copy
 from retrieval.galleries.database import DatabaseView
 from retrieval.galleries.database_folder import is_store, read_folder
 from retrieval.model.embedder import Embedder
 from retrieval.model.layer import Layer
 from retrieval.progress import Progress
+from retrieval.search.calibration import NAME as CALIBRATION
 from retrieval.storage.records import StoredItem
 from retrieval.storage.store import hold_lock
 from retrieval.stores.engine import Engine
@@ -47,7 +49,7 @@ _CHUNK = 4096  # items in memory at a time
 
 def reproject_database(
     gallery: DatabaseView,
-    layer: Layer,
+    layer: Layer | None,
     model: Embedder,
     *,
     drop_old: bool = False,
@@ -61,8 +63,8 @@ def reproject_database(
 
     Args:
         gallery: Gallery whose vectors are the layer's inputs.
-        layer: Layer.
-        model: The gallery's model with the layer at its end.
+        layer: Layer; `None` for a model with another text encoder: vectors and calibration stay.
+        model: The gallery's model with the layer at its end, or with the text encoder.
         drop_old: Delete an earlier NAME.old with its collection.
         show_progress: Report progress on stderr.
 
@@ -85,6 +87,8 @@ def reproject_database(
                 count = _copy(gallery.engine, engine, layer, show_progress)
                 engine.optimize(recall_of(gallery), show_progress=show_progress)
             keep_files(gallery.folder, draft)
+            if layer is None and (gallery.folder / CALIBRATION).exists():
+                link_or_copy(gallery.folder / CALIBRATION, draft / CALIBRATION)
         except BaseException:
             delete(draft, address)
             raise
@@ -135,15 +139,15 @@ def undo_database(gallery: DatabaseView, *, show_progress: bool = False) -> Data
     return DatabaseView(gallery.folder, root=gallery.root, address=address)
 
 
-def _copy(source: Engine, target: Engine, layer: Layer, show_progress: bool) -> int:
-    """Copy all items with the layer's vectors, and return their number."""
+def _copy(source: Engine, target: Engine, layer: Layer | None, show_progress: bool) -> int:
+    """Copy all items with their vectors, through a layer if there is one, and return their number."""
     target.add_columns(source.columns())
     copied = 0
     with Progress("re-projecting", source.count(), "vectors", show=show_progress) as progress:
         for items, vectors in _chunks(source, source):
             if len(vectors) < len(items):
                 raise StoreError(f"{source.address}: items were removed meanwhile; try again")
-            target.put(items, layer(vectors).astype(np.float32))
+            target.put(items, vectors if layer is None else layer(vectors))
             copied += len(items)
             progress.update(len(items))
     if (expected := source.count()) != copied:

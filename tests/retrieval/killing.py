@@ -123,6 +123,11 @@ def reproject_gallery(folder: Path) -> None:
         reproject(Gallery(folder / "g"), Layer(layer["weight"], layer["mean"]), model, command="teach")
 
 
+def reproject_texts(folder: Path) -> None:
+    """Give the gallery g the text encoder of the pair beside it."""
+    reproject(Gallery(folder / "g"), None, Embedder(folder / "pair.zip"), command="teach")
+
+
 def rebuild_gallery(folder: Path) -> None:
     rebuild(Gallery(folder / "g"), Embedder(folder / "new.onnx"))
 
@@ -153,6 +158,7 @@ OPERATIONS: dict[str, Callable[[Path], object]] = {
     "import": import_more,
     "snapshot": snapshot,
     "reproject": reproject_gallery,
+    "reproject_texts": reproject_texts,
     "undo": lambda folder: undo(Gallery(folder / "g")),
     "build_index": build_index,
     "rebuild": rebuild_gallery,

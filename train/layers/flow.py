@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -33,9 +33,16 @@ from train.layers.folding import append_layer
 MOST_FITTED = 50_000  # vectors that a layer is fitted to without labels
 
 
+class TextSide(Protocol):
+    """Text encoder that was learned: a model file gets it, and the vectors of images stay."""
+
+    def write(self, own: Embedder, out: Path, note: Mapping[str, Any]) -> None:
+        """Write a copy of a model file with this text encoder."""
+
+
 @dataclass(frozen=True)
 class Fit:
-    """Layer that was chosen, and what it gains.
+    """Layer or text encoder that was chosen, and what it gains.
 
     Attributes:
         command: Name of the command, for the provenance, the history and the way back.
@@ -45,7 +52,7 @@ class Fit:
         refusal: Why the layer is refused; `None` if it is accepted.
         note: Origin of the layer, for the provenance of the model file.
         counts: Numbers for the history of the gallery.
-        layer: Returns the layer. It is called only if the layer is applied.
+        learn: Returns what is applied. It is called only if it is.
         forget: Called when the layer was applied: deletes what was kept for another run.
     """
 
@@ -56,7 +63,7 @@ class Fit:
     refusal: str | None
     note: Mapping[str, Any]
     counts: Mapping[str, int]
-    layer: Callable[[], Layer]
+    learn: Callable[[], Layer | TextSide]
     forget: Callable[[], object] | None = None
 
 
@@ -95,7 +102,7 @@ class Images:
 
 
 class GalleryTarget:
-    """A gallery that gets a layer: into its model file and through its vectors, at once.
+    """A gallery that gets a layer, into its model file and through its vectors at once, or a text encoder.
 
     Attributes:
         path: Gallery folder.
@@ -118,12 +125,14 @@ class GalleryTarget:
         paths = self.gallery.paths.lazy(stored.ids.tolist())
         return Images(self.path, self.gallery.embedder, stored.vectors, stored.labels, paths)
 
-    def apply(self, fit: Fit, layer: Layer, note: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-        """Apply a layer, wholly or not at all; return facts on the result, and a line of text.
+    def apply(
+        self, fit: Fit, learned: Layer | TextSide, note: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], str]:
+        """Apply what was learned, wholly or not at all; return facts on the result, and a line of text.
 
         Args:
-            fit: Where the layer comes from.
-            layer: The layer.
+            fit: Where it comes from.
+            learned: Layer or text encoder.
             note: Its origin, for the provenance.
 
         Raises:
@@ -132,7 +141,11 @@ class GalleryTarget:
         own = self.gallery.embedder
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / own.path.name
-            append_layer(own.path, layer, file, note)
+            layer = learned if isinstance(learned, Layer) else None
+            if isinstance(learned, Layer):
+                append_layer(own.path, learned, file, note)
+            else:
+                learned.write(own, file, note)
             done = self.gallery.reproject(
                 layer,
                 Embedder.open(file, own.runtime),
@@ -183,13 +196,16 @@ class ModelTarget:
         labels, paths = [file.label for file in used], [file.full for file in used]
         return Images(self.path, model, embedded.vectors, labels, paths)
 
-    def apply(self, fit: Fit, layer: Layer, note: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    def apply(
+        self, fit: Fit, learned: Layer | TextSide, note: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], str]:
         """Write the file with a layer; see `GalleryTarget.apply`."""
+        assert isinstance(learned, Layer), "texts are learned from the titles of a gallery"
         if self._out is None:
             raise InputError(f"{self.path}: a model file needs --images DIR and --out FILE")
-        append_layer(self.path, layer, self._out, note)
+        append_layer(self.path, learned, self._out, note)
         facts = {"out": str(self._out), "fingerprint": Embedder(self._out).fingerprint}
-        return facts, f"{self._out}: written, {len(layer.weight)} dimensions"
+        return facts, f"{self._out}: written, {len(learned.weight)} dimensions"
 
 
 def run(
@@ -219,7 +235,7 @@ def run(
         lines.append(f"{target.path}: unchanged; {to_apply} it would be {found.done}")
     else:
         note = {"command": found.command, "date": now(), **found.note}
-        applied, text = target.apply(found, found.layer(), note)
+        applied, text = target.apply(found, found.learn(), note)
         facts |= {found.done: True, **applied}
         lines.append(text)
         if found.forget is not None:

@@ -259,7 +259,7 @@ class _Trials:
             refusal=refusal,
             note={**origin, "for": purpose, **settings, "gains": facts_of_gains},
             counts={"labels": self._lesson.labels},
-            layer=lambda: self._layer(chosen, variant),
+            learn=lambda: self._layer(chosen, variant),
             forget=self._journal.delete,
         )
 

@@ -93,7 +93,7 @@ def fit_teaching(gallery: Gallery, labels: str, purpose: Purpose, config: Teachi
             "gains": gains,
         },
         counts={"labels": lesson.labels},
-        layer=lambda: learn_layer(
+        learn=lambda: learn_layer(
             lesson.vectors,
             lesson.classes,
             next(start for start in starts if start.power == best.chosen.power),

@@ -113,7 +113,7 @@ def fit_whitening(
         refusal=None if gain.is_proven else "no gain is certain",
         note={"images": count, "power": gain.chosen.power, **note},
         counts={"images": count},
-        layer=lambda: next(layer for one, layer in found if one == gain.chosen),
+        learn=lambda: next(layer for one, layer in found if one == gain.chosen),
     )
 
 

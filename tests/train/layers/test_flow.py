@@ -28,7 +28,7 @@ def fit(refusal: str | None = None) -> Fit:
         refusal=refusal,
         note={"gain": 0.5},
         counts={"images": 3},
-        layer=lambda: LAYER,
+        learn=lambda: LAYER,
     )
 
 
@@ -48,7 +48,7 @@ def test_nothing_changes(tmp_path: Path, refusal: str | None, dry_run: bool, rea
     """Of a gain that is refused or only measured; the layer is not even computed."""
     gallery = small_gallery(tmp_path)
     commit(gallery, ["a", "b", "c"])
-    found = replace(fit(refusal), layer=never)
+    found = replace(fit(refusal), learn=never)
     outcome = run(GalleryTarget(gallery), lambda: found, dry_run=dry_run)
     assert outcome.is_accepted == (refusal is None)
     assert outcome.lines == ["a gain of 0.5", f"{gallery.folder}: {reason}"]
