@@ -34,6 +34,7 @@ from retrieval.ingest.sources import Sources
 from retrieval.ingest.tables import TableReport
 from retrieval.model.embedder import Embedder
 from retrieval.model.runtime import Runtime
+from retrieval.storage.identity import has_text
 from retrieval.storage.records import IndexSpec
 from retrieval.stores.address import Address
 from retrieval.text import pluralize
@@ -441,6 +442,7 @@ def rebuild(
     from retrieval.evaluation.gallery import ModelComparison, compare_models
 
     target = Gallery.open(gallery)
+    had_text = has_text(target.folder)
     compared: ModelComparison | None = None
 
     def accept(new: SearchableGallery) -> None:
@@ -472,6 +474,8 @@ def rebuild(
         print_status(f"{pluralize(done.resumed, 'image')} already embedded by an earlier rebuild")
     if done.old is not None:
         print_status(f"old gallery: {done.old}")
+    if had_text and not has_text(done.gallery.folder):
+        print_status("the new model has no text encoder; `lookalike teach --text-column COLUMN` learns one")
     more = {"old": str(done.old) if done.old else None, "comparison": compared and asdict(compared)}
     _report(ctx, done.gallery, done.result, as_json, **more)
 

@@ -222,8 +222,8 @@ class Embedder(Displayed):
         """Text encoder, loaded on first use; an `InputError` without one."""
         if self.archive is None:
             raise InputError(
-                f"{self.path}: this model has no text encoder; use an archive of image and text encoder, as "
-                "from `lookalike export --from open-clip:NAME`"
+                f"{self.path}: this model has no text encoder; learn one with `lookalike teach GALLERY "
+                "--text-column COLUMN`, or use a pair, as from `lookalike export --from open-clip:NAME`"
             )
         with self._loading_text:
             if self._text is None:

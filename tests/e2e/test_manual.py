@@ -38,6 +38,7 @@ REASONS = {
     r"lookalike\.blocks": "runs until it is ended: tests/serve/gradio",
     r"torchrun": "needs several machines",
     r"lookalike (improve|gate) ": "may refuse: test_improvement.py and test_gate.py",
+    r"--text-column ": "may refuse: tests/e2e/test_page_texts.py",
     r"--import |colours|register_plugin": "needs plug-ins: tests/test_plugins.py",
 }
 LEFT_OUT = re.compile("|".join(REASONS))

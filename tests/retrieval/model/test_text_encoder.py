@@ -77,7 +77,7 @@ def test_empty_texts_are_refused(pair: Embedder, texts: list[str]) -> None:
 def test_a_model_without_text_encoder_says_how_to_get_one(tmp_path: Path) -> None:
     embedder = Embedder(write_model(tmp_path / "model.onnx"), device="cpu")
     assert not embedder.has_text
-    with pytest.raises(InputError, match=r"no text encoder; use .*--from open-clip"):
+    with pytest.raises(InputError, match=r"no text encoder; .*--text-column.*--from open-clip"):
         embedder.embed_texts(["red"])
 
 
