@@ -16,7 +16,8 @@ from retrieval.commands.device_options import runtime_options
 from retrieval.commands.options import sheet_option
 from retrieval.commands.search_options import combine_options, search_option
 from retrieval.errors import ImageError, InputError
-from retrieval.galleries.items import Hit, Hits
+from retrieval.galleries.items import Hit, Hits, PartHit
+from retrieval.galleries.objects import OBJECT_SCORES, load_tiles, refuse_options, search_objects
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.gallery import Gallery
 from retrieval.images.decode import embed_files
@@ -92,6 +93,12 @@ _search_options = combine_options(*(search_option(one) for one in search_options
 @click.option(
     "--together", is_flag=True, help="Take all images and items as views of one thing, in one query."
 )
+@click.option(
+    "--objects",
+    "for_objects",
+    is_flag=True,
+    help="Search for what stands in each IMAGE, part by part; each hit says which part it looks like.",
+)
 @sheet_option
 @runtime_options
 @json_option
@@ -108,6 +115,7 @@ def search(
     unlikes: tuple[Path, ...],
     unlike_items: tuple[str, ...],
     together: bool,
+    for_objects: bool,
     sheet: Path | None,
     runtime: Runtime,
     as_json: bool,
@@ -124,6 +132,7 @@ def search(
       lookalike search shop.gallery --id 17 --sheet found.html
       lookalike search shop.gallery query.jpg --where "brand = 'acme' and price < 30"
       lookalike search shop.gallery query.jpg --min-probability 0.8
+      lookalike search shop.gallery room.jpg --objects -k 50
       lookalike search shop.gallery query.jpg --like other.jpg --unlike bad.jpg
       lookalike search shop.gallery --id 17 --id 23 --unlike-id 5
       lookalike search shop.gallery --text "red kettle" --without handle --like photo.jpg
@@ -159,10 +168,18 @@ def search(
     their score is 1 minus that distance. Both improve the result if most of the first hits are correct and
     make it worse otherwise.
 
+    --objects searches with a dozen overlapping parts of each IMAGE, in which the embedding map gives every
+    hit its box: left, top, right and bottom as fractions of the picture. The score is the mean of the cosines
+    with both (docs/objects.md).
+
     Exit code 3: some images could not be read; the output covers the others.
     """
     if not (images or items or texts or likes):
         raise click.UsageError("Missing argument '[IMAGE]...' or option '--id', '--text' or '--like'.")
+    if for_objects and (
+        not images or items or texts or unwanted or likes or unlikes or unlike_items or together
+    ):
+        raise click.UsageError("--objects takes IMAGEs alone: a text or a mean of images has no parts.")
     has_text = bool(texts or unwanted)
     if sheet is not None:
         check_sheet_path(sheet)
@@ -172,28 +189,33 @@ def search(
         raise InputError(
             f"{gallery}: the gallery is empty; add images with `lookalike index add {gallery} IMAGES`"
         )
-    queries, bad, embed_ms = _queries(target, (*images, *likes), items)
-    if has_text or likes or unlikes or unlike_items:
-        away, bad_away, away_ms = _queries(target, unlikes, unlike_items)
-        if unusable := [*bad, *bad_away]:
-            raise unusable[0]
+    answers: list[tuple[_Query, Hits]]
+    if for_objects:
+        answers, bad, embed_ms, search_ms = _object_answers(target, images, options)
+    else:
+        queries, bad, embed_ms = _queries(target, (*images, *likes), items)
+        if has_text or likes or unlikes or unlike_items:
+            away, bad_away, away_ms = _queries(target, unlikes, unlike_items)
+            if unusable := [*bad, *bad_away]:
+                raise unusable[0]
+            start = time.perf_counter()
+            wanted = [*queries, *_text_queries(target, texts)]
+            queries = [_composed(wanted, [*away, *_text_queries(target, unwanted)])]
+            embed_ms += away_ms + 1000 * (time.perf_counter() - start)
+        elif together:
+            queries = [_together(queries)]
         start = time.perf_counter()
-        wanted = [*queries, *_text_queries(target, texts)]
-        queries = [_composed(wanted, [*away, *_text_queries(target, unwanted)])]
-        embed_ms += away_ms + 1000 * (time.perf_counter() - start)
-    elif together:
-        queries = [_together(queries)]
-    start = time.perf_counter()
-    vectors = [query.vectors for query in queries]
-    hits_of_each = target.find(vectors, options, [query.items for query in queries])
-    answers = list(zip(queries, hits_of_each, strict=True))
-    search_ms = 1000 * (time.perf_counter() - start)
+        vectors = [query.vectors for query in queries]
+        hits_of_each = target.find(vectors, options, [query.items for query in queries])
+        answers = list(zip(queries, hits_of_each, strict=True))
+        search_ms = 1000 * (time.perf_counter() - start)
 
+    scores = OBJECT_SCORES if for_objects else RERANKS[options.rerank]
     times = {"embed_ms": round(embed_ms, 3), "search_ms": round(search_ms, 3)}
     found: list[dict[str, Any]] = [
         {
             "query": query.name,
-            "scores": RERANKS[options.rerank],
+            "scores": scores,
             **times,
             "nothing_like_it": options.is_nothing_like_it(hits),
             "hits": [asdict(hit) for hit in hits],
@@ -209,7 +231,7 @@ def search(
     print_status(f"embedded in {embed_ms:.1f} ms, searched {len(target)} images in {search_ms:.1f} ms")
     _warn_of_age(target)
     if sheet is not None:
-        note = f"Below each image: {RERANKS[options.rerank]}, label and metadata."
+        note = f"Below each image: {scores}, label and metadata."
         write_sheet(sheet, f"{gallery.name}: search results", note, [_row(*answer) for answer in answers])
         print_status(f"{sheet}: written")
     if bad:
@@ -244,6 +266,30 @@ def _queries(
         item = gallery.item(number)
         queries.append(_Query(item.path or item.key, (item.path,), gallery.vector(number)[None], (number,)))
     return queries, bad, milliseconds
+
+
+def _object_answers(
+    gallery: SearchableGallery, images: Sequence[Path], options: SearchOptions
+) -> tuple[list[tuple[_Query, Hits]], list[ImageError], float, float]:
+    """Search with the parts of images; return the answers, the unreadable images, and milliseconds: for
+    reading, and for embedding and searching."""
+    answers, bad, milliseconds = [], [], [0.0, 0.0]
+    refuse_options(options)
+    for place in map(locate, images):
+        start = time.perf_counter()
+        try:
+            parts = load_tiles(str(place), gallery.embedder.preprocess)
+        except ImageError as error:
+            bad.append(error)
+            continue
+        read = time.perf_counter()
+        found: list[Hit] = [*search_objects(gallery, parts, options).hits]
+        milliseconds[0] += 1000 * (read - start)
+        milliseconds[1] += 1000 * (time.perf_counter() - read)
+        answers.append((_Query(str(place), (str(place),), np.empty(0, np.float32)), Hits(found)))
+    if bad and not answers:
+        raise bad[0]
+    return answers, bad, milliseconds[0], milliseconds[1]
 
 
 def _text_queries(gallery: SearchableGallery, texts: Sequence[str]) -> list[_Query]:
@@ -290,6 +336,7 @@ def _lines(hits: Hits) -> list[str]:
             f"{hit.score:.4f}",
             *([] if hit.probability is None else [_percent(hit.probability)]),
             str(hit.id),
+            *([_part(hit)] if isinstance(hit, PartHit) else []),
             hit.label or "-",
             hit.path or hit.key,
             *([pluralize(hit.view_count, "view")] if hit.view_count else []),
@@ -299,6 +346,11 @@ def _lines(hits: Hits) -> list[str]:
     ]
     numbers = {0, 1, 2} if not hits or hits[0].probability is None else {0, 1, 2, 3}
     return [f"  {line}" for line in align_columns(rows, right=numbers)] if rows else []
+
+
+def _part(hit: PartHit) -> str:
+    """Return the part of the query that a hit looks like: left, top, right and bottom in percent."""
+    return ",".join(f"{100 * value:.0f}%" for value in hit.box)
 
 
 def _best_of(gallery: SearchableGallery, query: _Query, options: SearchOptions) -> str:
@@ -334,6 +386,10 @@ def _score(hit: Hit) -> str:
     return f"{hit.score:.3f}, {what};"
 
 
+def _at(hit: Hit) -> str:
+    return f"at {_part(hit)}" if isinstance(hit, PartHit) else ""
+
+
 def _percent(probability: float) -> str:
     """Return a probability in percent; of the picture of the query, whose probability is 1, what it is."""
     return "same" if probability == 1 else f"{probability:.0%}"
@@ -344,7 +400,9 @@ def _row(query: _Query, hits: Hits) -> SheetRow:
     for hit in hits:
         views = pluralize(hit.view_count, "view") if hit.view_count > 1 else None
         shown.append(
-            SheetImage(Path(hit.path), " ".join(filter(None, [_score(hit), hit.label, views, _facts(hit)])))
+            SheetImage(
+                Path(hit.path), " ".join(filter(None, [_score(hit), _at(hit), hit.label, views, _facts(hit)]))
+            )
         )
         shown += [SheetImage(Path(view.path), f"{view.score:.3f}, view") for view in hit.views[1:]]
     return SheetRow(query.name, shown)

@@ -145,6 +145,25 @@ class Hit(Item):
         return hit
 
 
+@dataclass(frozen=True)
+class PartHit(Hit):
+    """A result of a search for objects.
+
+    Attributes:
+        box: Part of the query picture that looks like it: left, top, right and bottom, as fractions of the
+            upright picture's width and height.
+    """
+
+    box: tuple[float, float, float, float] = (0.0, 0.0, 1.0, 1.0)
+
+    @classmethod
+    def part_of(cls, hit: Hit, score: float, box: tuple[float, float, float, float]) -> PartHit:
+        """Return a hit with the score and the part of the query that it is found by."""
+        found = cls.__new__(cls)
+        found.__dict__.update(hit.__dict__, score=bounded_cosine(score), probability=None, box=box)
+        return found
+
+
 def item_value(item: Item | StoredItem, column: str) -> Value:
     """Return the value of an item in a column, of metadata or its own; `None` if it is missing."""
     names = {name.lower(): name for name in BUILT_IN}

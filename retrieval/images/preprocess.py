@@ -79,6 +79,17 @@ class Preprocess:
         # Resampling only the box that survives the crop gives the same pixels with less work.
         return self._resized(pixels, self._seen(*_size(pixels)), (self.size, self.size))
 
+    def tile(self, image: np.ndarray, box: Box) -> np.ndarray:
+        """Return a square part of an image as model input, without a crop, uint8 [size, size, 3].
+
+        Args:
+            image: Upright RGB image, uint8 [H, W, 3].
+            box: Left, top, right and bottom of the part, as fractions of the image's width and height.
+        """
+        width, height = _size(image)
+        pixels = box[0] * width, box[1] * height, box[2] * width, box[3] * height
+        return self._resample(image, pixels, (self.size, self.size))
+
     def box(self, width: int, height: int) -> Box:
         """Return the box of an image that the model sees, as fractions of its width and height.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from retrieval import Embedder, Gallery
 from tests.conftest import draw, lookalike_here
@@ -253,3 +254,31 @@ def test_overview_says_what_the_checks_say(gallery: Path) -> None:
     groups = json.loads(lookalike_here("check", "duplicates", str(gallery), "--json").stdout)["groups"]
     assert (facts["duplicates"]["groups"], facts["decisions"], facts["images"]) == (len(groups), 0, 25)
     assert "not a gallery" in lookalike_here("check", f"{gallery}.none", code=2).stderr
+
+
+def test_objects_of_a_picture_are_found_with_their_boxes(gallery: Path, photos: Path, tmp_path: Path) -> None:
+    room, broken, sheet = tmp_path / "room.png", tmp_path / "broken.png", tmp_path / "found.html"
+    picture = Image.new("RGB", (600, 400), "white")
+    picture.paste(Image.open(photos / "red" / "3.png").convert("RGB").resize((160, 160)), (400, 200))
+    picture.save(room)
+    broken.write_bytes(b"no image")
+    words = (str(gallery), str(room), str(broken), "--objects", "-k", "3")
+    answer, unreadable = answers(*words, code=3)
+    assert unreadable["query"] == str(broken)
+    assert answer["scores"].startswith("mean whitened cosine")
+    assert len(answer["hits"]) == 3
+    for hit in answer["hits"]:
+        left, top, right, bottom = hit["box"]
+        assert 0 <= left < right <= 1
+        assert 0 <= top < bottom <= 1
+    done = lookalike_here("search", *words, "--sheet", str(sheet), code=3)
+    shown = ",".join(f"{100 * value:.0f}%" for value in answer["hits"][0]["box"])
+    assert shown in done.stdout.splitlines()[1]
+    assert f"at {shown}" in Page(sheet).text
+    for wrong in (["--together"], ["--id", "1"], ["--text", "red"], ["--like", str(room)]):
+        refused = lookalike_here("search", str(gallery), str(room), "--objects", *wrong, code=2)
+        assert "--objects takes IMAGEs alone" in refused.stderr
+    refused = lookalike_here(
+        "search", str(gallery), str(room), "--objects", "--rerank", "k-reciprocal", code=2
+    )
+    assert "not with a search for objects" in refused.stderr
