@@ -38,7 +38,7 @@ from serve.wire.galleries import GalleriesAnswer, ServedGallery
 from serve.wire.galleries import GalleryAnswer as Gallery
 from serve.wire.heatmaps import SCALE, HeatmapAnswer
 from serve.wire.heatmaps import Heatmap as WireHeatmap
-from serve.wire.hits import BatchAnswer, BatchResult, Hit, SearchAnswer
+from serve.wire.hits import BatchAnswer, BatchResult, Hit, ObjectsAnswer, SearchAnswer
 from serve.wire.hits import EmbedAnswer as Vectors
 from serve.wire.images import AddAnswer, AddResult, Image
 from serve.wire.images import AddConflict as Conflict
@@ -356,6 +356,35 @@ class Requests:
             content = _bytes(image)
             request = {"params": _without_none(given), "content": content, "headers": _BYTES_HEADERS}
         return (yield from self._ask(_heatmaps, "POST", "/heatmap", **request))
+
+    @exchange
+    @takes_search_options
+    def objects(
+        self,
+        image: ImageSource | None = None,
+        *,
+        id: int | str | None = None,
+        k: int = SearchOptions.k,
+        **options: Unpack[SearchKeywords],
+    ) -> Steps[ObjectsAnswer]:
+        """Return what the gallery has of the things that stand in an image, and where they are.
+
+        Args:
+            image: An image as for `search`.
+            id: Id or key of an image of the gallery, which is not among its own hits.
+            k: Number of hits.
+            options: Further options of a search, without `rerank`, `order`, `diversity` and
+                `min_probability`.
+
+        Raises:
+            ApiError: The server refuses the request.
+        """
+        given = _options(k, options)
+        if image is None:
+            request: dict[str, Any] = {"json": {**given, **_without_none({"id": id})}}
+        else:
+            request = {"params": given, "content": _bytes(image), "headers": _BYTES_HEADERS}
+        return (yield from self._ask(ObjectsAnswer.model_validate_json, "POST", "/objects", **request))
 
     @exchange
     def image(self, id: int | str) -> Steps[Image]:

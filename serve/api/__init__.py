@@ -4,6 +4,7 @@ routes      routes for searching, embedding and reading, and /healthz, /readyz, 
 changes     routes that add and remove images
 evaluation  routes of evaluation reports
 heatmap     route of heatmaps
+objects     route of what stands in an image
 pictures    routes of query pictures: previews and shared ones
 jobs        routes of long work, and its kinds
 context     FastAPI dependencies: gallery and thread pools of a request

@@ -42,6 +42,7 @@ _REQUESTS = (
     queries.EmbedRequest,
     embeddings.EmbeddingsRequest,
     queries.HeatmapRequest,
+    queries.ObjectsRequest,
     queries.PreviewRequest,
     queries.ShareRequest,
     images.AddRequest,

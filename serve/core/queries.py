@@ -16,6 +16,7 @@ from PIL import Image
 
 from retrieval.errors import ImageError, InputError, pointing
 from retrieval.galleries.items import Item
+from retrieval.galleries.objects import Tiles, decode_side
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.images.load import OpenedImage, open_bytes, read_bytes
 from retrieval.images.resampling import Box
@@ -290,6 +291,26 @@ class QueryResolver:
         across, down = right - left, bottom - top
         box = left + seen[0] * across, top + seen[1] * down, left + seen[2] * across, top + seen[3] * down
         return pixels, box
+
+    def tiles(self, state: LiveState, query: bytes | int | str) -> tuple[Tiles, tuple[int, ...]]:
+        """Return the tiles of an image, and the id of the item that it is of, if it is one.
+
+        Raises:
+            ImageError: The image cannot be read.
+            NoModelError: The gallery has no model.
+            UnknownItemError: There is no such item.
+        """
+        preprocess = model_of(state).preprocess
+        own = (
+            () if isinstance(query, bytes) else (find_item(state.gallery, item_id(state.gallery, query)).id,)
+        )
+        source = query if isinstance(query, bytes) else find_original(state.gallery, *own)
+        with self.decoding, self._telemetry.stage("decode"):
+            readable = source.read() if isinstance(source, Original) else source
+            opened = open_region(readable, None, side=decode_side(preprocess))
+            add_pixels(opened.pixels)
+            with self._share_of_cores(opened.pixels):
+                return Tiles.of(load_region(opened, None), preprocess), own
 
     def image(self, source: Original | bytes, side: int | None = None) -> Image.Image:
         """Return an image; raise an `ImageError` if it cannot be read.

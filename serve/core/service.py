@@ -13,6 +13,7 @@ from PIL import Image
 from retrieval.analysis.heatmaps import Heatmaps, heatmaps_of_pixels
 from retrieval.errors import ConditionError, ImageError, InputError, pointing
 from retrieval.galleries.items import Hits, Item, View
+from retrieval.galleries.objects import Objects, refuse_options, search_objects
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.gallery import Gallery
 from retrieval.images.load import load_image
@@ -401,6 +402,32 @@ class SearchService:
             return Comparison(found, (box, other_box), state.gallery.fingerprint)
 
         return self._live.with_state(compare)
+
+    def find_objects(
+        self, query: bytes | int | str, options: SearchOptions
+    ) -> tuple[Objects, GallerySummary]:
+        """Return what the gallery has of the objects in an image, and where they are.
+
+        Args:
+            query: Bytes of an image, or the id or key of an item, which is not among its own hits.
+            options: Options of the search.
+
+        Raises:
+            NoModelError: The gallery has no model.
+            ImageError: The image cannot be read.
+            InputError: The options do not fit the gallery, or a search for objects.
+            UnknownItemError: There is no such item.
+            UnavailableError: The gallery cannot be read.
+        """
+        refuse_options(options)
+        check_condition(options.where)
+
+        def find(state: LiveState) -> tuple[Objects, GallerySummary]:
+            parts, own = self._resolver.tiles(state, query)
+            with self.telemetry.stage("search"):
+                return search_objects(state.gallery, parts, options, own), self._summary(state)
+
+        return self._live.with_state(find)
 
     async def fetch(self, url: str) -> bytes:
         """Return the bytes of the image at a URL.

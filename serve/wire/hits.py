@@ -57,6 +57,27 @@ class Hit(Image):
     )
 
 
+class PartHit(Hit):
+    """A found image with its score, and the part of the query that it looks like."""
+
+    box: tuple[float, float, float, float] = Field(
+        description="Left, top, right and bottom, as fractions of the upright query image: a `region` to "
+        "search with.",
+        examples=[[0.25, 0.1, 0.75, 0.6]],
+    )
+
+
+class ObjectsAnswer(BaseModel):
+    """What the gallery has of the objects in an image."""
+
+    hits: list[PartHit] = Field(description="The most similar images, best first.")
+    boxes: list[PartHit] = Field(
+        description="The parts that look most like something in the gallery, best first, each with the image "
+        "that it looks like. They overlap each other little."
+    )
+    fingerprint: Fingerprint
+
+
 class SearchAnswer(BaseModel):
     """Hits of a search, best first unless ordered by a column."""
 

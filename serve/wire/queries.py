@@ -452,6 +452,27 @@ class EmbedRequest(BaseModel):
         return [*map(TextQuery, self.texts or ())] if self.images is None else self.images
 
 
+class ObjectsRequest(SearchFields):
+    """An image, and options of the search for what stands in it."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"id": 17, "k": 20}]})
+
+    image: ImageBytes | None = None
+    id: ItemName | None = None
+
+    @validator(mode="after")
+    def _check_kind(self) -> ObjectsRequest:
+        if (self.image is None) == (self.id is None):
+            raise ValueError("give exactly one of image and id")
+        return self
+
+    def query(self) -> bytes | int | str:
+        """Return the query of `SearchService.find_objects`."""
+        image = self.id if self.image is None else self.image
+        assert image is not None
+        return image
+
+
 class HeatmapParameters(BaseModel):
     """Query string of heatmaps."""
 

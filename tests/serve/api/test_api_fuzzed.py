@@ -44,6 +44,7 @@ OPERATIONS = [
     ("POST", "/items:label"),
     ("POST", "/items:remove"),
     ("POST", "/heatmap"),
+    ("POST", "/objects"),
     ("GET", "/evaluation/classes"),
     ("GET", "/evaluation/reports"),
     ("GET", "/evaluation/queries"),

@@ -119,6 +119,7 @@ def test_openapi_description_is_complete(described: dict[str, Any]) -> None:
         "list_models",
         "model",
         "heatmap",
+        "objects",
         "preview",
         "share_picture",
         "shared_picture",
