@@ -71,6 +71,16 @@ def several(page: Page, shop: Path) -> None:
     expect(page.get_by_role("list", name="Query images").get_by_role("listitem")).to_have_count(3)
 
 
+def parted(page: Page, shop: Path) -> None:
+    """Boxes over the picture of the query."""
+    search = urljoin(page.url, "?like=5")
+    page.goto(search, wait_until="domcontentloaded")
+    expect(page.get_by_test_id("hit").first).to_be_visible()
+    page.get_by_role("button", name="Find objects").click()
+    boxes = page.get_by_role("group", name="Parts of the picture").get_by_role("button")
+    expect(boxes.first).to_be_visible()
+
+
 def item(page: Page, shop: Path) -> None:
     """Results with labels compared, and filters in use."""
     page.goto(urljoin(page.url, "?like=5&marks=&filter=price~1.."), wait_until="domcontentloaded")
@@ -175,7 +185,7 @@ def compared(page: Page, shop: Path) -> None:
 
 
 STATES = (
-    *(empty, several, item, mistaken, choosing, beside, heated),
+    *(empty, several, parted, item, mistaken, choosing, beside, heated),
     *(stocked, duplicated, suspected, described, removing, mapped, evaluated, compared),
 )
 

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
 from retrieval import Gallery, load_image
+from retrieval.galleries.objects import load_tiles, search_objects
+from retrieval.search.options import SearchOptions
 from tests.e2e.page_driver import caption, captions, expect_results, search_with, upload, watched
 from tests.serve.serving import Server
 
@@ -173,3 +176,52 @@ def test_hits_are_sorted_by_a_column(page: Page, server: Server, gallery: Galler
     expect(cards.first).to_have_attribute("data-item", str(by_price[0].id))
     page.locator("#search").get_by_label("Order").select_option("")
     expect(cards.first).to_have_attribute("data-item", str(hits[0].id))
+
+
+def test_objects_of_a_picture_are_offered_to_search_with(
+    page: Page, gallery: Gallery, shop: Path, tmp_path: Path
+) -> None:
+    room = tmp_path / "room.png"
+    picture = Image.new("RGB", (600, 400), "white")
+    for name, corner in (("red/1.png", (20, 20)), ("blue/2.png", (380, 200))):
+        picture.paste(load_image(shop / name).resize((160, 160)), corner)
+    picture.save(room)
+    parts = load_tiles(room, gallery.embedder.preprocess)
+    wanted = [hit.box for hit in search_objects(gallery, parts, SearchOptions()).boxes]
+    upload(page, room)
+    expect_results(page, 24)
+    find = page.get_by_role("button", name="Find objects")
+    boxes = page.get_by_role("group", name="Parts of the picture").get_by_role("button")
+    find.click()
+    expect(boxes).to_have_count(len(wanted))
+    expect(page.locator("#search .region-help")).to_contain_text(f"{len(wanted)} parts may be in the gallery")
+    x, y, width, height = frame_of_query(page)
+    for number, (left, top, right, bottom) in enumerate(wanted):
+        shown = boxes.nth(number).bounding_box()
+        assert shown is not None
+        assert shown["x"] == pytest.approx(x + left * width, abs=1.5)
+        assert shown["y"] == pytest.approx(y + top * height, abs=1.5)
+        assert shown["width"] == pytest.approx(max(24, (right - left) * width), abs=1.5)
+        assert shown["height"] == pytest.approx(max(24, (bottom - top) * height), abs=1.5)
+    left, top, right, bottom = wanted[1]
+    boxes.nth(1).focus()
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("@"))
+    assert region_of(page) == [left, top, right, bottom]
+    expect(boxes).to_have_count(0)
+    expect(page.locator("#results .hits.stale")).to_have_count(0)
+    vector = gallery.embedder.embed([crop(room, region_of(page))])[0]
+    first = gallery.search_vectors(vector[None], k=1)[0][0]
+    expect(page.locator("#results .hits img").first).to_have_attribute(
+        "alt", re.compile(rf"^1 · similarity {first.score:.2f}.* · {first.label}$")
+    )
+    find.click()  # the boxes are known: again, without asking the server
+    expect(boxes).to_have_count(len(wanted))
+    boxes.first.press("Escape")
+    expect(boxes).to_have_count(0)
+    expect(find).to_be_focused()
+    find.click()
+    boxes.first.click()  # with the mouse: no region is drawn
+    assert region_of(page) == [*wanted[0]]
+    page.get_by_role("button", name="Clear").click()
+    expect(find).to_be_hidden()

@@ -2,6 +2,7 @@
 
 import {address} from './address.js';
 import {clone, part, show} from './dom.js';
+import {Objects} from './objects.js';
 import * as pictures from './pictures.js';
 import {Region} from './region.js';
 
@@ -10,10 +11,10 @@ const DRAG = 'Drag over the picture to search with a part of it.';
 const ABSENT = 'The picture is not in this link, only what the model sees in it.';
 
 export class Query {
-  #root; #api; #region; #shown = ['like', 0]; #drawing = 0;
+  #root; #api; #region; #objects; #shown = ['like', 0]; #drawing = 0;
 
   /**
-   * @param {Root} root Has the parts `frame`, `large`, `whole`, `views`, `text`, `without` and `clear`.
+   * @param {Root} root Has the parts `frame`, `large`, `boxes`, `whole`, `find`, `views`, `text`, `without` and `clear`.
    * @param {import('./api.js').Api} api
    * @param {Gallery} gallery Whether it has a model, for regions and pictures from outside.
    */
@@ -21,6 +22,7 @@ export class Query {
     this.#root = root;
     this.#api = api;
     this.#region = embeds ? new Region(part(root, 'frame'), region => this.#crop(region)) : null;
+    this.#objects = embeds ? new Objects(root, api, region => this.#crop(region)) : null;
     if (!embeds) root.querySelector('.region').remove();
     part(root, 'whole').addEventListener('click', () => this.#crop(null));
     part(root, 'views').addEventListener('click', event => this.#press(event));
@@ -38,6 +40,7 @@ export class Query {
     const [kind, number] = this.#shown, shown = address.state[kind][number];
     show(part(this.#root, 'frame'), Boolean(shown));
     show(part(this.#root, 'whole'), Boolean(shown?.region));
+    if (!shown) this.#objects?.follow(null);
     if (shown) {
       const at = views.findIndex(view => view[0] === kind && view[1] === number);
       const large = part(this.#root, 'large');
@@ -50,6 +53,7 @@ export class Query {
       part(this.#root, 'help').textContent = missing ? ABSENT : DRAG;
       show(part(this.#root, 'whole'), Boolean(shown.region) && !missing);
       this.#region?.draw(shown.region);
+      this.#objects?.follow(missing ? null : shown);
     }
     part(this.#root, 'views').replaceChildren(...(views.length < 2 ? [] : views.map((view, index) => this.#icon(view, index, sources[index]))));
   }
