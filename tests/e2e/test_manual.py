@@ -53,7 +53,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, shop: Path, pair_file: Path)
     shutil.copy(pair_file, folder / "pair.zip")
     with zipfile.ZipFile(pair_file) as archive:
         (folder / "model.onnx").write_bytes(archive.read("image.onnx"))
-    for number, name in enumerate(("query", "photo", "other", "bad")):
+    for number, name in enumerate(("query", "photo", "other", "bad", "room")):
         draw(90 + number, hue=number % 3).save(folder / f"{name}.jpg")
     with (folder / "shop.csv").open("w", newline="") as file:
         table = csv.writer(file)
