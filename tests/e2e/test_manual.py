@@ -23,7 +23,16 @@ from tests.retrieval.stores import postgres_server
 from tests.serve.serving import SERVE, Server, serving
 
 DOCS = Path(__file__).parents[2] / "docs"
-GALLERY_PAGES = ("text", "filters", "feedback", "calibration", "curation", "index_codes")
+GALLERY_PAGES = (
+    "text",
+    "filters",
+    "feedback",
+    "calibration",
+    "curation",
+    "index_codes",
+    "objects",
+    "products",
+)
 PROGRAMS = {page.stem: blocks("python", page.read_text()) for page in sorted(DOCS.glob("*.md"))}
 # Commands and programs that cannot run here, with the reason.
 REASONS = {
@@ -53,15 +62,14 @@ def place(tmp_path_factory: pytest.TempPathFactory, shop: Path, pair_file: Path)
     shutil.copy(pair_file, folder / "pair.zip")
     with zipfile.ZipFile(pair_file) as archive:
         (folder / "model.onnx").write_bytes(archive.read("image.onnx"))
-    for number, name in enumerate(("query", "photo", "other", "bad", "room")):
+    for number, name in enumerate(("query", "photo", "other", "bad", "room", "front", "side")):
         draw(90 + number, hue=number % 3).save(folder / f"{name}.jpg")
     with (folder / "shop.csv").open("w", newline="") as file:
         table = csv.writer(file)
-        table.writerow(["path", "brand", "price", "list price", "name", "added"])
+        table.writerow(["path", "brand", "price", "list price", "name", "added", "sku"])
         for number, path in enumerate(sorted((folder / "shop").rglob("*.png"))):
-            table.writerow(
-                [path.relative_to(folder / "shop"), "acme", number, number, f"kids {number}", "2024-06-01"]
-            )
+            facts = ["acme", number, number, f"kids {number}", "2024-06-01", number // 3]
+            table.writerow([path.relative_to(folder / "shop"), *facts])
     before = Path.cwd()
     os.chdir(folder)
     words = ("--metadata", "shop.csv", "--model", "pair.zip")
