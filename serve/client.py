@@ -585,18 +585,22 @@ class Requests:
         return (yield from self._ask(SavedViewsAnswer.model_validate_json, "GET", "/views")).views
 
     @exchange
-    def save_view(self, name: str, address: str | None, *, old: str | None = None) -> Steps[list[SavedView]]:
+    def save_view(
+        self, name: str, address: str | None, *, old: str | None = None, items: Iterable[int] = ()
+    ) -> Steps[list[SavedView]]:
         """Save a view of the page under a name, if the server allows changes, and return all views.
 
         Args:
             name: Its name.
             address: Query string of the page, with its "?"; `None` deletes the view.
             old: The address that was read under this name; `None` if there was none.
+            items: Ids of up to 10,000 images: the view is a collection of them, and a condition may have
+                `id in collection 'to check'`, with its name.
 
         Raises:
             ApiError: The server refuses; "changed" if another address is saved under this name by now.
         """
-        body = {"name": name, "address": address, "old": old}
+        body = {"name": name, "address": address, "old": old, "items": [*items]}
         read = SavedViewsAnswer.model_validate_json
         return (yield from self._ask(read, "POST", "/views", json=body)).views
 

@@ -25,7 +25,7 @@ from retrieval.storage.records import StoredItem
 from retrieval.system import fsync_folder
 
 FILE = "decisions.jsonl"
-_TAIL = 1 << 16  # bytes that have the last entry
+_TAIL = 1 << 16  # bytes that have the last entry, mostly: a collection may need more
 
 Action = Literal["label", "remove", "keep"]
 
@@ -75,11 +75,14 @@ class SavedView:
         name: Its name, which no other one has.
         address: Query string of the page, with its "?".
         time: When it was saved, ISO 8601 in UTC.
+        items: Ids of the images that were chosen, ascending, if it is a collection; those that were removed
+            since are among them. Empty for other views.
     """
 
     name: str
     address: str
     time: str
+    items: tuple[int, ...] = ()
 
 
 class DecisionLog:
@@ -117,18 +120,24 @@ class DecisionLog:
         entries = [entry for _, entry in self._entries() if "view" in entry]
         newest = {entry["view"]: entry for entry in entries}
         return [
-            SavedView(name, entry["address"], entry["time"])
+            SavedView(name, entry["address"], entry["time"], tuple(entry.get("items", ())))
             for name, entry in sorted(newest.items())
             if entry["address"] is not None
         ]
 
-    def save_view(self, name: str, address: str | None) -> None:
+    def save_view(self, name: str, address: str | None, items: Iterable[int] = ()) -> None:
         """Append that a view is saved under a name, in place of another one; no address deletes it.
+
+        Args:
+            name: Its name.
+            address: Query string of the page.
+            items: Ids of the images, if it is a collection.
 
         Raises:
             LookalikeError: The file cannot be written; nothing is appended.
         """
-        self._append([{"view": name, "address": address}])
+        chosen = sorted({*items})
+        self._append([{"view": name, "address": address, **({"items": chosen} if chosen else {})}])
 
     def in_effect(self) -> list[Decision]:
         """Return the decisions that were not undone, oldest first."""
@@ -219,10 +228,12 @@ def copy_log(folder: Path, target: Path) -> None:
 
 def _write(file: IO[bytes], entries: Sequence[dict[str, Any]]) -> list[int]:
     """Append entries to a file in place of an incomplete last line, flush them, and return their numbers."""
-    end = file.seek(0, os.SEEK_END)
-    file.seek(max(0, end - _TAIL))
-    tail = file.read()
-    whole = tail[: tail.rfind(b"\n") + 1]
+    end, size = file.seek(0, os.SEEK_END), _TAIL
+    tail = whole = b""
+    while len(tail) < end and whole.count(b"\n") < 2:  # the last entry, and the end of the one before it
+        file.seek(max(0, end - size))
+        tail, size = file.read(), 8 * size
+        whole = tail[: tail.rfind(b"\n") + 1]
     file.truncate(end - len(tail) + len(whole))
     file.seek(0, os.SEEK_END)
     first, time = (json.loads(whole.splitlines()[-1])["n"] if whole else 0) + 1, now()

@@ -116,12 +116,14 @@ async def list_items(
     as_lines = _LINES in request.headers.get("accept", "")
 
     def page(cursor: str | None) -> ItemsAnswer:
+        condition = service.condition(parameters.where)
+
         def read(gallery: SearchableGallery) -> tuple[list[Item], Place | None, Listing]:
             listing = Listing(gallery.manifest.uuid, parameters.where, parameters.order)
             after = None if cursor is None else listing.place(cursor)
             limit = _PAGE_OF_LINES if as_lines else parameters.limit
             with pointing("#/order"):
-                return *gallery.contents.listing(parameters.where, order, after, limit), listing
+                return *gallery.contents.listing(condition, order, after, limit), listing
 
         (items, last, listing), summary = service.read(read)
         shown = [Image(**image_fields(item, summary)) for item in items]
@@ -233,6 +235,7 @@ async def facets(
     """Images for each value of label and metadata, ranges of numbers and dates, and missing values."""
 
     def read(gallery: SearchableGallery) -> Facets:
+        condition = service.condition(parameters.where)
         known = {"label", *gallery.contents.columns()}
         names = [
             name.strip()
@@ -243,7 +246,7 @@ async def facets(
         with pointing("#/columns"):
             if len(names) > MAX_FACETS:
                 raise InputError(f"columns: {len(names)} are given; at most {MAX_FACETS} are counted at once")
-            return gallery.contents.facets(names, parameters.where, parameters.limit)
+            return gallery.contents.facets(names, condition, parameters.limit)
 
     def work() -> Response:
         found, _ = service.read(read)

@@ -38,17 +38,21 @@ async def list_views(request: Request, service: Service, workers: RequestWorkers
     openapi_extra=accepts(SaveViewRequest),
 )
 async def save_view(request: Request, service: Service, workers: RequestWorkers) -> Response:
-    """The answer has all views. They are kept in the log of decisions, which a rebuilt gallery keeps."""
+    """The answer has all views. They are kept in the log of decisions, which a rebuilt gallery keeps. With
+    `items`, it is a collection of up to 10,000 images, which conditions can name."""
     changes.check_allowed(service)
     body = await read_body(request, JSON)
 
     def work() -> Response:
         query = validate(SaveViewRequest, body.values())
-        return _answer(decisions.save_view(service, query.name, query.address, query.old))
+        return _answer(decisions.save_view(service, query.name, query.address, query.old, query.items))
 
     return await workers.run(work)
 
 
 def _answer(found: list[StoredView]) -> Response:
-    shown = [SavedView.model_validate(one) for one in found]
+    shown = [
+        SavedView(name=one.name, address=one.address, time=one.time, images=len(one.items) or None)
+        for one in found
+    ]
     return Response(SavedViewsAnswer(views=shown).model_dump_json(), media_type=JSON)

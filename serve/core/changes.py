@@ -28,7 +28,7 @@ from serve.core.errors import (
     UnwritableError,
 )
 from serve.core.queries import find_item
-from serve.core.service import SearchService, check_condition
+from serve.core.service import SearchService
 
 MAX_IMAGES = 64  # per request
 MAX_LABEL_LENGTH = 1000
@@ -204,8 +204,8 @@ def select(service: SearchService, where: str) -> Selection:
         UnavailableError: The gallery cannot be read.
     """
     check_allowed(service)
-    check_condition(where)
-    ids, _ = service.read(lambda gallery: gallery.select(where=where))
+    condition = service.condition(where)
+    ids, _ = service.read(lambda gallery: gallery.select(where=condition))
     return Selection(ids, removed=False)
 
 
@@ -224,9 +224,10 @@ def remove_selected(service: SearchService, where: str, expected: int) -> Select
             removed, as with all of these.
     """
     check_allowed(service)
-    check_condition(where)
+    condition = service.condition(where)
+    assert condition is not None
     with writing(service) as editor:
-        ids = editor.select(where)
+        ids = editor.select(condition)
         if len(ids) != expected:
             what = f"the condition selects {pluralize(len(ids), 'image')} now, not {expected}"
             raise CountMismatchError(f"{what}; nothing was removed: look at them again with dry_run")

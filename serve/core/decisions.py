@@ -138,7 +138,9 @@ def list_views(service: SearchService) -> list[SavedView]:
     return DecisionLog(service.folder).views()
 
 
-def save_view(service: SearchService, name: str, address: str | None, old: str | None) -> list[SavedView]:
+def save_view(
+    service: SearchService, name: str, address: str | None, old: str | None, items: Sequence[int] = ()
+) -> list[SavedView]:
     """Save a view, and return all views.
 
     Args:
@@ -146,8 +148,10 @@ def save_view(service: SearchService, name: str, address: str | None, old: str |
         name: Name of the view.
         address: Query string of the page; None deletes the view.
         old: The address that the client has read under this name; None if there was none.
+        items: Ids of images of the gallery, if the view is a collection of them.
 
     Raises:
+        UnknownItemError: One of the images does not exist.
         ChangedError: Another address is saved under this name, or none any more.
         InputError: There are too many views.
         ChangesNotAllowedError, BusyError, UnavailableError, UnwritableError: As for `serve.core.changes.add`.
@@ -162,6 +166,10 @@ def save_view(service: SearchService, name: str, address: str | None, old: str |
                 raise ChangedError(f"the view {name!r} {what}: look at it again")
         if address is not None and name not in present and len(present) >= MAX_VIEWS:
             raise InputError(f"there are {len(present)} views already: delete one first")
-        if address != old:
-            log.save_view(name, address)
+        with pointing("#/items"):
+            if items and len(known := service.gallery.items(items)) < len({*items}):
+                missing = next(item for item in items if item not in known)
+                raise UnknownItemError(f"the gallery has no item {missing}")
+        if address != old or items:
+            log.save_view(name, address, items)
     return log.views()

@@ -25,6 +25,7 @@ from retrieval.search.calibration import Calibration
 from retrieval.search.lru_cache import LRUCache
 from retrieval.search.options import SearchOptions
 from serve.addresses import API, api_of
+from serve.core.collections import Collections
 from serve.core.errors import (
     InvalidRequestError,
     ModelMismatchError,
@@ -213,6 +214,7 @@ class SearchService:
         self.runtime = replace(runtime or Runtime(), threads=1)
         self._live = LiveGallery(folder, self.telemetry, self.runtime, batching)
         self._resolver = QueryResolver(self.telemetry, max_pixels)
+        self._collections = Collections(self.folder)
         # The item is part of the key: a file that was replaced and indexed again is another item.
         self._thumbnails: LRUCache[tuple[int, Original], Thumbnail] = LRUCache(_CACHED_THUMBNAILS)
 
@@ -271,6 +273,19 @@ class SearchService:
         """
         return self._live.with_state(lambda state: (work(state.gallery), self._summary(state)))
 
+    def condition(self, text: str | None) -> str | None:
+        """Return the condition of a request with the ids of the collections that it names.
+
+        Raises:
+            ConditionError: It is too long, or there is no such collection.
+        """
+        if text is None:
+            return None
+        if len(text) > MAX_CONDITION:
+            what = f"the condition has {len(text)} characters"
+            raise ConditionError(f"where: {what}; at most {MAX_CONDITION} are allowed in a request")
+        return self._collections.expand(text)
+
     def find(
         self, queries: Sequence[AnyQuery], options: SearchOptions, *, fingerprint: str | None = None
     ) -> QueryResults:
@@ -287,7 +302,7 @@ class SearchService:
             UnavailableError: The gallery cannot be read.
         """
 
-        check_condition(options.where)
+        options = replace(options, where=self.condition(options.where))
         if any(map(has_text, queries)):
             options = replace(options, calibrated=False)
 
@@ -420,7 +435,7 @@ class SearchService:
             UnavailableError: The gallery cannot be read.
         """
         refuse_options(options)
-        check_condition(options.where)
+        options = replace(options, where=self.condition(options.where))
 
         def find(state: LiveState) -> tuple[Objects, GallerySummary]:
             parts, own = self._resolver.tiles(state, query)
@@ -578,13 +593,6 @@ def open_services(
         )
         for number, (name, folder) in enumerate(folders.items())
     ]
-
-
-def check_condition(text: str | None) -> None:
-    """Raise a `ConditionError` if the condition of a request is too long."""
-    if text is not None and len(text) > MAX_CONDITION:
-        what = f"the condition has {len(text)} characters"
-        raise ConditionError(f"where: {what}; at most {MAX_CONDITION} are allowed in a request")
 
 
 def _search(

@@ -89,3 +89,42 @@ def test_views_are_seen_without_permission_to_change(client: Client, folder: Pat
         with pytest.raises(ApiError) as error:
             visitor.save_view("mine", ONE)
         assert error.value.code == "changes-not-allowed"
+
+
+def test_collections_hold_thousands_and_conditions_name_them(
+    client: Client, http: httpx.Client, folder: Path
+) -> None:
+    """Compared with the ids themselves, in all requests that take a condition."""
+    odd, name = [*range(1, 25, 2)], 'it\'s "odd" 💡'
+    saved = {one.name: one.images for one in client.save_view(name, ONE, items=odd[::-1])}
+    assert saved.pop(name) == len(odd)
+    assert {*saved.values()} == {None}, "other views are no collections"
+    test = "id in collection '{}'".format(name.replace("'", "''"))
+    present = [image.id for image in client.items(where="id > 0") if image.id in odd]
+    assert [image.id for image in client.items(where=test)] == present
+    both = f"{test} and label = 'red' and not (label like '%in collection ''x''%')"
+    assert [one.id for one in client.items(where=both)] == [
+        one.id for one in client.items(where="label = 'red'") if one.id in odd
+    ]
+    assert client.facets(["label"], where=test.replace("id in c", "ID  IN\tC")).images == len(present)
+    hits = client.search(id=2, k=24, where=test)
+    assert {hit.id for hit in hits} == {*present}
+    assert [hit.id for hit in hits] == [hit.id for hit in client.search(id=2, k=24) if hit.id in odd]
+    removal = http.post("/v1/items:remove", json={"where": f"not {test}"}).json()
+    assert removal["selected"] == len(Gallery(folder)) - len(present)
+    client.save_view(name, ONE, old=ONE, items=[2])
+    assert [image.id for image in client.items(where=test)] == [2]
+    client.save_view(name, None, old=ONE)
+    with pytest.raises(ApiError, match=r"no collection .* at character 18") as error:
+        list(client.items(where=test))
+    assert error.value.status == 422
+
+
+def test_unusable_collections_are_refused(client: Client, http: httpx.Client) -> None:
+    before = client.views()
+    body = {"name": "x", "address": ONE, "old": None}
+    for items, status in (([999], 404), ([0], 422), ([-1], 422), ([2**63], 422), ([1] * 10_001, 422)):
+        assert http.post("/v1/views", json={**body, "items": items}).status_code == status, items[:2]
+    assert client.views() == before
+    assert {view.name for view in client.save_view("once", ONE, items=[1] * 10_000)} >= {"once"}
+    assert next(view.images for view in client.views() if view.name == "once") == 1

@@ -1,16 +1,17 @@
 // What can be done with the items that are selected: search with them, label, export or remove them.
 
-import {address, EMPTY} from './address.js';
+import {address, EMPTY, format} from './address.js';
 import {announce, labelItems, leftAlone, presentItems, removeItems} from './changes.js';
-import {condition, itemsFilter} from './conditions.js';
+import {collectionFilter, condition, itemsFilter} from './conditions.js';
 import {clone, part, plural, show} from './dom.js';
 import {csv, save} from './table.js';
 
 const TOGETHER = 16;  // images in a query
 const LONGEST = 4096;  // characters of a condition
+const MOST = 10_000;  // images of a collection
 
 export class Actions {
-  #bar; #selection; #api; #seen = null; #busy = false;
+  #bar; #selection; #api; #changes; #seen = null; #busy = false; #replacing = '';
 
   /**
    * @param {Root} root Receives the bar, which is hidden while nothing is selected.
@@ -22,11 +23,13 @@ export class Actions {
     this.#bar = clone('actions');
     this.#selection = selection;
     this.#api = api;
+    this.#changes = changes;
     root.append(this.#bar);
-    for (const name of ['label', 'remove']) show(part(this.#bar, name), changes);
+    for (const name of ['label', 'remove', 'collect']) show(part(this.#bar, name), changes);
     selection.addEventListener('change', () => this.#draw());
     this.#bar.addEventListener('click', event => this.#press(event.target.closest('[data-act]')?.dataset.act));
     part(this.#bar, 'naming').addEventListener('submit', event => { event.preventDefault(); this.#label(); });
+    part(this.#bar, 'collecting').addEventListener('submit', event => { event.preventDefault(); this.#collect(); });
   }
 
   #draw() {
@@ -36,10 +39,12 @@ export class Actions {
     search.disabled = size > TOGETHER;
     show(part(this.#bar, 'limit'), search.disabled);
     part(this.#bar, 'limit').textContent = `A search takes at most ${TOGETHER} images: select fewer to search with them.`;
-    show(part(this.#bar, 'naming'), false);
-    show(part(this.#bar, 'removing'), false);
+    this.#ask('');
     this.#say('');
   }
+
+  /** Show what is asked before something is done, and nothing else that is asked. */
+  #ask(name) { for (const one of ['naming', 'removing', 'collecting']) show(part(this.#bar, one), one === name); }
 
   #press(act) {
     if (this.#busy || !act) return;
@@ -47,17 +52,18 @@ export class Actions {
       address.update({...EMPTY, like: this.#selection.ids.map(item => ({item, region: null}))});
     } else if (act === 'alone') {
       const chosen = itemsFilter(this.#selection.ids);
-      if (condition([chosen], '').length > LONGEST) this.#say('These are too many to show alone: give them a label, and filter by it.');
+      if (condition([chosen], '').length > LONGEST) this.#say(`These are too many to show alone${this.#changes ? ': save them as a collection' : ''}.`);
       else address.update({...EMPTY, tab: 'gallery', picked: [chosen]});
     } else if (act === 'label') {
       this.#look();
-      show(part(this.#bar, 'removing'), false);
-      show(part(this.#bar, 'naming'), true);
+      this.#ask('naming');
       part(this.#bar, 'name').focus();
+    } else if (act === 'collect') {
+      this.#ask('collecting');
+      part(this.#bar, 'collection').focus();
     } else if (act === 'ask') {
       this.#look();
-      show(part(this.#bar, 'naming'), false);
-      show(part(this.#bar, 'removing'), true);
+      this.#ask('removing');
       part(this.#bar, 'question').textContent = `Remove ${plural(this.#selection.size, 'image')} from the gallery?`;
       part(this.#bar, 'sure').focus();
     } else if (act === 'keep') this.#draw();
@@ -88,6 +94,29 @@ export class Actions {
       found.missing.push(...ids.filter(id => !seen.has(id)));
       return `${plural(found.labelled.length, 'image')} labelled ${label ?? 'with nothing'}. Undo it under Decisions.${leftAlone(found)}`;
     }, true);
+  }
+
+  /** Keep the selected images under a name, for everybody, and show them alone. */
+  async #collect() {
+    const name = part(this.#bar, 'collection').value.trim(), items = this.#selection.ids;
+    if (!name) return part(this.#bar, 'collection').focus();
+    if (items.length > MOST) return this.#say(`A collection has at most ${MOST.toLocaleString('en')} images.`);
+    try {
+      const {views} = await this.#api.get('/views'), before = views.find(view => view.name === name);
+      if (before && this.#replacing !== name) {
+        this.#replacing = name;
+        return this.#say(`There is a view ${name} already. Save again to replace it.`);
+      }
+      const shown = {...EMPTY, tab: 'gallery', picked: [collectionFilter(name)]};
+      await this.#api.post('/views', {name, address: format(shown), old: before?.address ?? null, items});
+      this.#replacing = part(this.#bar, 'collection').value = '';
+      this.#selection.clear();
+      address.update(shown);
+      announce();  // it may be another one of the same name
+      this.#say(`Saved ${plural(items.length, 'image')} as ${name}, under Views.`);
+    } catch (error) {
+      this.#say(error.code === 'changed' ? `Somebody else has changed the view ${name} in the meantime: nothing was changed.` : error.message);
+    }
   }
 
   #remove() {

@@ -1,6 +1,6 @@
 // Filters as conditions of the expression language, see docs/filters.md.
 // A filter is the text of the address: `label=red` for a value, `price~10..20` for a range, `note^blue` for words,
-// `id:1-20,33` for items.
+// `id:1-20,33` for items, `id@to check` for the items of a collection.
 
 import {plural} from './dom.js';
 
@@ -26,21 +26,26 @@ export function itemsFilter(ids) {
   return `id:${spans.map(([first, last]) => first === last ? first : `${first}-${last}`).join(',')}`;
 }
 
-/** Return the column of a filter, with `value`, `words`, `spans` or `low` and `high`; null for text that is no filter. */
+/** Return a filter for the items of a collection. */
+export const collectionFilter = name => `id@${name}`;
+
+/** Return the column of a filter, with `value`, `words`, `spans`, `collection` or `low` and `high`; null for text that is no filter. */
 export function parseFilter(text) {
-  const [, column, kind, rest] = text.match(/^([^=~^:]+)([=~^:])(.*)$/s) ?? [];
+  const [, column, kind, rest] = text.match(/^([^=~^:@]+)([=~^:@])(.*)$/s) ?? [];
   if (!column) return null;
   const name = decodeURIComponent(column);
   if (kind === '=') return {column: name, value: rest};
   if (kind === '^') return {column: name, words: rest};
+  if (kind === '@') return rest && {column: name, collection: rest};
   if (kind === ':') return /^\d+(-\d+)?(,\d+(-\d+)?)*$/.test(rest) ? {column: name, spans: rest.split(',').map(span => span.split('-').map(Number))} : null;
   const [low = '', high = ''] = rest.split('..');
   return {column: name, low, high};
 }
 
-/** Return a filter in words: "make: Audi", "price: 10 to 20", "note contains blue". */
+/** Return a filter in words: "make: Audi", "price: 10 to 20", "note contains blue", "collection: to check". */
 export function filterWords(text) {
-  const {column, value, words, spans, low, high} = parseFilter(text);
+  const {column, value, words, spans, collection, low, high} = parseFilter(text);
+  if (collection) return `collection: ${collection}`;
   if (spans) return plural(spans.reduce((count, [first, last = first]) => count + last - first + 1, 0), 'chosen image');
   if (words !== undefined) return `${column} contains ${words}`;
   if (value !== undefined) return `${column}: ${value}`;
@@ -68,8 +73,9 @@ export const writtenCondition = where => WORDS.test(where) ? `label like ${quote
  */
 export function condition(filters, where) {
   const values = new Map(), parts = [];
-  for (const {column, value, words, spans, low, high} of filters.map(parseFilter).filter(Boolean)) {
-    if (spans) parts.push(chosen(name(column), spans));
+  for (const {column, value, words, spans, collection, low, high} of filters.map(parseFilter).filter(Boolean)) {
+    if (collection) parts.push(`${name(column)} in collection ${quoted(collection)}`);
+    else if (spans) parts.push(chosen(name(column), spans));
     else if (words !== undefined) parts.push(...words.split(/\s+/).filter(Boolean).map(word => `${name(column)} like ${containing(word)}`));
     else if (value !== undefined) values.set(column, [...(values.get(column) ?? []), quoted(value)]);
     else if (low || high) {

@@ -1,7 +1,7 @@
 // Views of the page that are saved under names: addresses, which the server keeps for everybody who uses the gallery.
 
 import {address, format, ownViews, parse} from './address.js';
-import {clone, part, show} from './dom.js';
+import {clone, part, plural, show} from './dom.js';
 import {GALLERY} from './options.js';
 
 const SURE = 'Delete?';
@@ -46,7 +46,7 @@ class SavedViews {
     part(this.#root, 'views').replaceChildren(...views.map(view => {
       const row = clone('saved'), link = part(row, 'link'), remove = part(row, 'delete');
       link.href = location.pathname + view.address;
-      link.textContent = view.name;
+      link.textContent = view.images ? `${view.name} (${plural(view.images, 'image')})` : view.name;
       link.title = `saved ${view.time.slice(0, 16).replace('T', ' ')} (UTC)`;
       remove.ariaLabel = `Delete the view ${view.name}`;
       show(remove, this.#changes);
