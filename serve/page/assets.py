@@ -20,6 +20,7 @@ _HERE = Path(__file__).parent
 STATIC = _HERE / "static"
 FILES = "/page"  # path of the scripts and the style sheet
 ENTRY = "main.js"
+LATER = ("search.js", "dialog.js")  # the entry imports them when a visitor can begin
 _IMPORTS = re.compile(r"^import [^;]*? from '\./([\w.-]+)';", re.MULTILINE)
 _SCRIPT, _STYLE = "text/javascript", "text/css"
 _ENVIRONMENT = environment(_HERE)
@@ -66,8 +67,19 @@ def files_path() -> str:
 @cache
 def first_modules() -> list[str]:
     """Return the modules that the entry imports, and those that they import, so that all load at once."""
+    return _imported(ENTRY)
+
+
+@cache
+def later_modules() -> list[str]:
+    """Return the modules that a first search needs besides, and those of the image that it opens."""
+    found = [name for entry in LATER for name in (entry, *_imported(entry))]
+    return [name for name in dict.fromkeys(found) if name != ENTRY and name not in first_modules()]
+
+
+def _imported(entry: str) -> list[str]:
     found: list[str] = []
-    waiting = [ENTRY]
+    waiting = [entry]
     while waiting:
         text = files()[waiting.pop(0)][0].decode()
         new = [name for name in _IMPORTS.findall(text) if name not in found]

@@ -14,7 +14,7 @@ from serve.core.analyses import LOWEST
 from serve.core.service import SearchService
 from serve.core.url_fetcher import MAX_URL_LENGTH
 from serve.limits import MAX_TEXT
-from serve.page.assets import ENTRY, files_path, first_modules, page_options, render
+from serve.page.assets import ENTRY, files_path, first_modules, later_modules, page_options, render
 from serve.wire.galleries import GalleryAnswer
 
 TABS = {"search": "results", "gallery": "collection", "map": "map", "evaluation": "report"}
@@ -42,6 +42,7 @@ class Document:
         """Return the document as it is opened at an address."""
         gallery = self._gallery()
         tab = request.query_params.get("tab")
+        asks = not {"like", "text"}.isdisjoint(request.query_params)
         return render(
             "page",
             name=self._service.name,
@@ -51,12 +52,12 @@ class Document:
             gallery=gallery,
             tabs=TABS,
             tab=tab if tab in TABS else next(iter(TABS)),
-            asks=not {"like", "text"}.isdisjoint(request.query_params),
             url=request.url,
             image=self._image(request),
             files=files_path(),
             entry=ENTRY,
-            modules=first_modules(),
+            modules=first_modules() + (later_modules() if asks else []),
+            later=[] if asks else later_modules(),
             max_text=MAX_TEXT,
             max_url=MAX_URL_LENGTH,
             example="label = '…'",

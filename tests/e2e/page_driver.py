@@ -69,6 +69,7 @@ def opened(page: Page, server: Server) -> Page:
     """Open the server's page and wait until it is ready."""
     page.goto(server.url, wait_until="domcontentloaded")
     expect(page.get_by_test_id("status")).to_contain_text("in the gallery.")
+    expect(page.locator("#search .facets > *").first).to_be_attached()  # what comes after the first modules
     return page
 
 

@@ -81,6 +81,7 @@ def test_calibration_is_one_press_after_an_evaluation(
 ) -> None:
     with visiting(context, allowing) as page:
         search_with(page, allowing, "?like=5")
+        assert page.locator("#search [data-part=min_probability_field]").evaluate("one => one.hidden")
         assert list(in_bands(page)) == [""]
         assert not re.search(r"\d\s*%", page.locator("#results").inner_text())
         page.get_by_role("tab", name="Evaluation").click()
@@ -105,7 +106,10 @@ def test_calibration_is_one_press_after_an_evaluation(
         row = section.get_by_role("row", name="Similar")
         expect(row).to_contain_text(f"{100 * similar:.0f} %")
         page.get_by_role("tab", name="Search").click()
-        expect(page.get_by_test_id("status")).to_contain_text("probably the same")
+        expect(page.get_by_test_id("status")).to_contain_text("likely the same")
+        page.get_by_test_id("filter").locator("visible=true").get_by_text("Advanced").click()
+        expect(page.get_by_label(re.compile("^Lowest probability"))).to_be_visible()  # without a reload
+        page.keyboard.press("Escape")
         page.get_by_test_id("hit").last.scroll_into_view_if_needed()  # more hits come, of a lower band
         expect(page.locator("#search .band").nth(1)).to_be_attached()
         shown = in_bands(page)

@@ -275,6 +275,27 @@ def test_counts_have_their_nouns(tab: Page) -> None:
     assert words == ["0 images", "1 image", "2 images", "1,335 images"]
 
 
+@pytest.mark.parametrize(
+    ("scores", "probabilities", "said"),
+    [
+        ([0.7012, 0.65, 0.6349], None, ["similarity 0.63 to 0.70"]),
+        ([0.651, 0.649], None, ["similarity 0.65"]),
+        ([0.3, -0.12], None, ["similarity -0.12 to 0.30"]),
+        ([0.9, 0.5], [0.983, 0.306], ["31 to 98 % likely the same"]),
+        ([0.9, 0.5, 0.4], [0.312, 0.305, 0.31], ["31 % likely the same"]),
+        ([0.9], [0.983], []),
+        ([0.9], None, []),
+    ],
+)
+def test_numbers_of_a_search_are_said_from_low_to_high(
+    tab: Page, scores: list[float], probabilities: list[float] | None, said: list[str]
+) -> None:
+    hits = [{"score": score, "probability": None} for score in scores]
+    for hit, probability in zip(hits, probabilities or [], strict=False):
+        hit["probability"] = probability  # type: ignore[assignment]
+    assert run(tab, "results", "return m.range(a[0])", hits) == said
+
+
 # ---- the map
 
 VIEW = """

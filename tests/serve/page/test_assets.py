@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from serve import page
-from serve.page.assets import ENTRY, first_modules
+from serve.page.assets import ENTRY, LATER, first_modules, later_modules
 
 STATIC = Path(page.__file__).parent / "static"
 SCRIPTS = sorted(STATIC.rglob("*.js"))
@@ -40,18 +40,27 @@ def test_scripts_need_no_permission_to_evaluate_text() -> None:
         assert not re.search(r"\beval\(|new Function|Function\(|\bjavascript:", file.read_text()), file.name
 
 
-def test_modules_that_load_at_once_are_those_that_the_entry_needs() -> None:
-    """Followed by regular expressions of a browser's syntax here; dynamic imports are not among them."""
-    needed, waiting = set[str](), [ENTRY]
+def imported(*entries: str) -> set[str]:
+    """Return modules and what they import, by regular expressions; dynamic imports are not among them."""
+    found, waiting = set(entries), [*entries]
     while waiting:
         text = (STATIC / "modules" / waiting.pop()).read_text()
-        for name in re.findall(r"""from\s*['"]\./(.+?)['"]""", text):
-            if name not in needed:
-                needed.add(name)
-                waiting.append(name)
-    assert sorted(first_modules()) == sorted(needed)
-    assert {"search.js", "tabs.js"} <= needed
-    assert not {"map.js", "evaluation.js", "collection.js", "dialog.js"} & needed
+        new = set(re.findall(r"""from\s*['"]\./(.+?)['"]""", text)) - found
+        found |= new
+        waiting += new
+    return found
+
+
+def test_modules_that_load_at_once_are_those_that_the_entry_needs() -> None:
+    needed = imported(ENTRY)
+    assert sorted([ENTRY, *first_modules()]) == sorted(needed)
+    assert {"start.js", "tabs.js"} <= needed
+    assert not {"search.js", "map.js", "evaluation.js", "collection.js", "dialog.js"} & needed
+
+
+def test_modules_that_load_after_those_are_what_a_search_needs() -> None:
+    assert sorted(later_modules()) == sorted(imported(*LATER) - imported(ENTRY))
+    assert len(set(later_modules())) == len(later_modules())
 
 
 def test_scripts_have_one_idea_each() -> None:

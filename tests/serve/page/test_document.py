@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 
 from serve.app import create_app
 from serve.core.service import SearchService
-from serve.page.assets import files, files_path
+from serve.page.assets import files, files_path, first_modules, later_modules
 from tests.retrieval.reports.html_page import Page
 
 MOST = 160_000  # bytes of a first visit without pictures
@@ -91,6 +91,19 @@ def test_first_visit_is_small(client: httpx.Client) -> None:
     sizes = {name: len(gzip.compress(content)) for name, (content, _) in files().items()}
     assert len(document) + sum(sizes.values()) < MOST
     assert sum(name.endswith(".css") for name in sizes) == 1
+
+
+def test_modules_of_a_search_are_loaded_at_once_only_for_a_search(client: httpx.Client) -> None:
+    """Otherwise they wait in a template, until a visitor can begin."""
+    for query in ("", "?like=5", "?text=red"):
+        page = client.get(f"/{query}").text
+        waiting = re.search(r'<template id="later">(.*?)</template>', page)
+        assert waiting
+        at_once = page[: page.index("</head>")]
+        for name in first_modules():
+            assert f"/{name}" in at_once
+        for name in later_modules():
+            assert (f"/{name}" in at_once, f"/{name}" in waiting[1]) == (bool(query), not query), name
 
 
 def test_only_the_present_files_are_served(client: httpx.Client) -> None:

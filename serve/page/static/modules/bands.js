@@ -24,17 +24,16 @@ export const bandOf = probability => BANDS.find(({least}) => probability >= leas
 export const bandName = probability => bandOf(probability).last ? 'nothing like it' : bandOf(probability).name.toLowerCase();
 
 /**
- * Return cards with the headings of the bands that begin among them. There are none if hits have no probabilities,
- * or are in another order than theirs.
+ * Return hits with functions that draw the headings of the bands that begin among them. There are none if hits have no
+ * probabilities, or are in another order than theirs.
  * @param {any[]} hits All hits.
- * @param {Element[]} cards Those of the last hits.
+ * @param {number} from The first one to return.
  */
-export function withBands(hits, cards) {
-  if (!hits.every((hit, at) => hit.probability !== null && (!at || hit.probability <= hits[at - 1].probability))) return cards;
-  const first = hits.length - cards.length;
-  return cards.flatMap((card, index) => {
-    const at = first + index, band = bandOf(hits[at].probability);
-    return at && band === bandOf(hits[at - 1].probability) ? [card] : [filler(), heading(band, at), card];
+export function withBands(hits, from) {
+  const ordered = hits.every((hit, at) => hit.probability !== null && (!at || hit.probability <= hits[at - 1].probability));
+  return hits.slice(from).flatMap((hit, index) => {
+    const at = from + index, band = ordered && bandOf(hit.probability);
+    return ordered && !(at && band === bandOf(hits[at - 1].probability)) ? [() => heading(band, at), hit] : [hit];
   });
 }
 
@@ -45,14 +44,6 @@ function heading(band, at) {
   part(row, 'says').textContent = `probability ${band.says}` + (at || known.calibration?.reliable !== false ? ''
     : `. Not reliable: it is wrong by ${points(known.calibration.error)} on average`);
   return row;
-}
-
-/** Return what ends a row of cards, so that the last of them are as wide as the others. */
-function filler() {
-  const gap = document.createElement('li');
-  gap.className = 'filler';
-  gap.ariaHidden = 'true';
-  return gap;
 }
 
 /** Return an error of probabilities in percentage points. */

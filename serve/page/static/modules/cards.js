@@ -4,9 +4,11 @@ import {GALLERY} from './options.js';
 import {breakable, part} from './dom.js';
 
 const KEPT = `lookalike:cards:${GALLERY?.uuid}`;
-const NUMBERED = /^(\d+[._]|0\d*[\s-])\s*(?=\S)/;  // of a class, as in 001.Black_footed_Albatross
+/** The number before the name of a class, as in 001.Black_footed_Albatross. */
+export const NUMBERED = /^(\d+[._]|0\d*[\s-])\s*(?=\S)/;
 const SMALLEST = 5, LARGEST = 20;  // rem, of the height of a row
 const KEYS = {s: 'alone', '+': 'like', '-': 'unlike', x: 'select'};
+const STEPS = {ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [1, 1], ArrowUp: [-1, -1]};  // cards, rows
 
 /** What the visitor has chosen: `columns` to show, null for those of the gallery's owner; `size` of a row in rem, null for the usual one. */
 class Choice extends EventTarget {
@@ -66,79 +68,37 @@ export function choosing(panel, columns) {
 const usualSize = element => parseFloat(getComputedStyle(element).getPropertyValue('--usual')) || 10;
 
 /**
- * Write below the picture of a card.
- * @param {Root} card Has the parts `label` and `facts`.
- * @param {any} item An item or a hit.
- * @param {string} name What it is called without a label.
+ * Show on a card what is known of its item: its label and the columns that are chosen, or that it is gone.
+ * @param {import('./grid.js').Entry} entry
+ * @param {string} alt Alternative text of the picture.
+ * @param {boolean} numbered Whether the label begins with a number that is left out.
  */
-export function caption(card, item, name) {
-  card.dataset.label = item.label ?? name;
-  card.facts = item.metadata;
-  drawFacts(card);
+export function dress({element, item, label, gone}, alt, numbered) {
+  const facts = gone ? [] : choice.shown().map(column => item.metadata[column]).filter(value => value !== undefined && value !== null);
+  element.classList.toggle('gone', gone);
+  part(element, 'image').alt = alt;
+  drawLabel(element, label, numbered);
+  part(element, 'facts').textContent = facts.join(' · ');
 }
 
-function drawFacts(card) {
-  const facts = choice.shown().map(column => card.facts[column]).filter(value => value !== undefined && value !== null);
-  part(card, 'facts').textContent = facts.join(' · ');
-}
-
-/** Return the cards of a list, which may have other rows between them. */
-const cardsOf = list => [...list.children].filter(isCard);
-const isCard = row => row.dataset.item !== undefined;
-
-/** Draw the columns of all cards of a list again. */
-export function redraw(list) { for (const card of cardsOf(list)) drawFacts(card); }
-
-/** Write the labels of all cards of a list: without the numbers that all of them begin with. */
-export function nameCards(list) {
-  const cards = cardsOf(list);
-  const numbered = cards.length > 1 && cards.every(card => NUMBERED.test(card.dataset.label) || card.matches('.gone'));
-  for (const card of cards) {
-    const text = numbered ? card.dataset.label.replace(NUMBERED, '') : card.dataset.label;
-    const label = part(card, 'label');
-    if (label.textContent !== text) label.replaceChildren(...breakable(text));
-  }
+/** Write the label of a card, without the number before it if that is left out. */
+export function drawLabel(card, text, numbered) {
+  part(card, 'label').replaceChildren(...breakable(numbered ? text.replace(NUMBERED, '') : text));
 }
 
 /**
  * Let arrow keys move among the cards of a list, and letters act on the one with the focus.
  * @param {Root} list
  * @param {(what: string, card: HTMLElement) => void} act Receives `alone`, `like`, `unlike` or `select` and the card.
+ * @param {(card: HTMLElement, by: number, rows: number) => void} step Receives by how many cards or rows to move, from which card.
  */
-export function steer(list, act) {
+export function steer(list, act, step) {
   list.addEventListener('keydown', event => {
-    const card = event.target.closest('li');
+    const card = event.target.closest('[data-item]');
     if (!card || event.altKey || event.ctrlKey || event.metaKey || event.target.matches('input')) return;
-    if (KEYS[event.key]) {
-      event.preventDefault();
-      return act(KEYS[event.key], card);
-    }
-    const next = beside(card, event.key);
-    if (next) {
-      event.preventDefault();
-      part(next, 'open').focus();
-    }
+    if (KEYS[event.key]) act(KEYS[event.key], card);
+    else if (STEPS[event.key]) step(card, STEPS[event.key][0], STEPS[event.key][1]);
+    else return;
+    event.preventDefault();
   });
 }
-
-/** Return the card that an arrow key leads to: in the rows above and below the one that is nearest. */
-function beside(card, key) {
-  const step = key === 'ArrowDown' || key === 'ArrowRight' ? 'nextElementSibling' : 'previousElementSibling';
-  if (key === 'ArrowRight' || key === 'ArrowLeft') {
-    let other = card[step];
-    while (other && !isCard(other)) other = other[step];
-    return other;
-  }
-  if (key !== 'ArrowDown' && key !== 'ArrowUp') return null;
-  const middle = centre(card), top = card.offsetTop;
-  let row = null, found = null;
-  for (let other = card[step]; other; other = other[step]) {
-    if (other.offsetTop === top || !isCard(other)) continue;
-    row ??= other.offsetTop;
-    if (other.offsetTop !== row) break;
-    if (!found || Math.abs(centre(other) - middle) < Math.abs(centre(found) - middle)) found = other;
-  }
-  return found;
-}
-
-const centre = card => card.offsetLeft + card.offsetWidth / 2;

@@ -2,11 +2,12 @@
 
 import {address, ownViews} from './address.js';
 import {announce} from './changes.js';
-import {breakable, part, show} from './dom.js';
+import {breakable, fileName, part, show} from './dom.js';
+import {gridIn} from './grid.js';
 import {Heatmap} from './heatmap.js';
 import {linkTo} from './link.js';
 import {GALLERY} from './options.js';
-import {fileName} from './results.js';
+import {likeness} from './results.js';
 import {showViews} from './views.js';
 
 const CONFIRM = 'Really remove it?';
@@ -74,9 +75,8 @@ class Dialog {
     this.#item = item;
     this.#etag = etag;
     part(box, 'title').replaceChildren(...breakable(item.label ?? fileName(item.key)));
-    const card = this.#card();
-    const rank = card?.dataset.rank ? `${card.dataset.rank}. result · ${card.dataset.likeness}` : '';
-    part(box, 'rank').textContent = rank;
+    const hit = this.#hit();
+    part(box, 'rank').textContent = hit ? `${hit.place}. result · ${likeness(hit.item)}` : '';
     const image = part(box, 'image');
     image.src = item.thumbnail;
     image.alt = `item ${item.id}, ${item.label ?? 'no label'}`;
@@ -86,22 +86,25 @@ class Dialog {
     const facts = {item: item.id, key: item.key, ...item.metadata};
     part(box, 'facts').replaceChildren(...Object.entries(facts).map(([name, value]) => fact(name, value)));
     this.#zoom(false);
-    this.#heatmap?.reset(card?.dataset.rank ? like[0] : null);
+    this.#heatmap?.reset(hit ? like[0] : null);
     showViews(part(box, 'views'), this.#api, item);
-    show(part(box, 'compare'), Boolean(this.#heatmap && card?.dataset.rank && like.length));
+    show(part(box, 'compare'), Boolean(this.#heatmap && hit && like.length));
     for (const name of ['like', 'unlike']) show(part(box, name), like.length > 0);
     if (box.open) return;
     box.showModal();
     part(box, 'close').focus();
   }
 
-  /** Return the card of the image among those that are shown behind the dialog. */
-  #card() { return this.#cards().find(card => Number(card.dataset.item) === this.#item.id); }
+  /** Return the hit that the image is, with its place, if hits are shown behind the dialog. */
+  #hit() {
+    const grid = gridIn(shownPanel()), place = grid?.placeOf(this.#item.id), item = place && grid.items[place - 1];
+    return item?.score === undefined ? null : {place, item};
+  }
 
-  /** @returns {HTMLElement[]} */
-  #cards() {
-    const panel = [...document.querySelectorAll('[role=tabpanel]')].find(one => one.getClientRects().length);
-    return /** @type {HTMLElement[]} */ ([...(panel?.querySelectorAll('[data-item]') ?? [])]);
+  /** Return the ids of the images that are listed behind the dialog. */
+  #listed() {
+    const panel = shownPanel(), cards = /** @type {HTMLElement[]} */ ([...panel?.querySelectorAll('[data-item]') ?? []]);
+    return gridIn(panel)?.items.map(({id}) => id) ?? cards.map(card => Number(card.dataset.item));
   }
 
   #press(event) {
@@ -125,9 +128,8 @@ class Dialog {
   }
 
   #step(by) {
-    const cards = this.#cards();
-    const next = cards[cards.indexOf(this.#card()) + by];
-    if (next && this.#card()) address.update({open: Number(next.dataset.item)}, {replace: true});
+    const ids = this.#listed(), at = ids.indexOf(this.#item.id), next = ids[at + by];
+    if (at >= 0 && next !== undefined) address.update({open: next}, {replace: true});
   }
 
   #zoom(large) {
@@ -205,6 +207,9 @@ class Dialog {
 
   #say(text) { part(this.#box, 'message').textContent = text; }
 }
+
+/** @returns {?HTMLElement} The panel of the open tab. */
+const shownPanel = () => [.../** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll('[role=tabpanel]'))].find(one => one.getClientRects().length) ?? null;
 
 const words = item => item.label === null ? 'it has no label now' : `its label is ${item.label} now`;
 

@@ -22,10 +22,14 @@ export const part = (root, name) => root.querySelector(`[data-part="${name}"]`);
 /** Show an element, or hide it. */
 export const show = (element, shown) => { element.hidden = !shown; };
 
-/** Let a card of a grid of justified rows have the proportions of its picture, within bounds; a square if unknown. */
-export function proportion(card, {width, height}) {
-  card.style.setProperty('--ratio', width && height ? Math.min(Math.max(width / height, 0.75), 2.2).toFixed(3) : 1);
-}
+/** Return the width of the card of an image divided by the height of its picture: within bounds, 1 if unknown. */
+export const ratioOf = ({width, height}) => width && height ? Math.round(1000 * Math.min(Math.max(width / height, 0.75), 2.2)) / 1000 : 1;
+
+/** Let a card of a grid of justified rows have the proportions of its picture. */
+export const proportion = (card, item) => card.style.setProperty('--ratio', String(ratioOf(item)));
+
+/** Return the last part of a key, which is a path for most images. */
+export const fileName = key => key.split('/').at(-1);
 
 /** Return the parts of a name between which a line may break: after its separators. */
 export const breakable = name => name.split(/(?<=[_/.-])(?=[^\s_/.-]{3})/).flatMap((piece, at) => at ? [document.createElement('wbr'), piece] : [piece]);

@@ -2,9 +2,8 @@
 
 import {address} from './address.js';
 import {announce, presentItems, removeItems} from './changes.js';
-import {breakable, clone, part, plural, show} from './dom.js';
+import {breakable, clone, fileName, part, plural, show} from './dom.js';
 import {Jobs} from './jobs.js';
-import {fileName} from './results.js';
 import {Work} from './work.js';
 
 const LISTED = 500;  // groups

@@ -82,6 +82,11 @@ export class Filters {
   /** Return the filters of the address as one condition; empty for none. */
   condition() { return condition(address.state.picked, address.state.where); }
 
+  /** Offer a lowest probability if hits have probabilities: a gallery may be calibrated while the page is open. */
+  calibrated(hits) {
+    if (hits.length) show(part(this.#root, 'min_probability_field'), hits.every(hit => hit.probability !== null));
+  }
+
   /**
    * Show an error at the field that it is of; null clears it.
    * @returns {boolean} Whether it is an error of the filters.

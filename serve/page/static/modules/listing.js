@@ -2,27 +2,35 @@
 
 import {address} from './address.js';
 import {Actions} from './actions.js';
-import {caption, choice, choosing, nameCards, redraw, steer} from './cards.js';
-import {clone, orders, part, plural, proportion, show} from './dom.js';
+import {choosing} from './cards.js';
+import {clone, fileName, orders, part, plural, show} from './dom.js';
 import {faulty, Filters} from './filters.js';
-import {freshen, News} from './news.js';
-import {fileName} from './results.js';
+import {Grid} from './grid.js';
+import {News} from './news.js';
 import {Selection} from './selection.js';
 
-const AT_ONCE = 60;
-const AHEAD = '1200px';  // how far below the screen further images are asked for
+const FIRST = 60;  // images of the first page
+const FURTHER = 240;  // of those after it
+const MOST = 1000;  // of a page, of the API
+const AHEAD = 3000;  // pixels below the window in which they are asked for
 const BUSY = 300;  // milliseconds until another look while images are loaded
 
 const title = item => item.label ?? 'no label';
 
 export class Pictures {
-  #root; #api; #filters; #list; #end; #news; #selection = new Selection(); #cursor = null; #asked; #last = null; #busy = false; #total = null;
+  #root; #api; #filters; #list; #grid; #news; #selection = new Selection(); #cursor = null; #asked; #listed; #last = null; #busy = false; #total = null;
 
   constructor(root, api, gallery) {
     this.#root = root;
     this.#api = api;
     this.#list = part(root, 'grid');
-    this.#end = part(root, 'end');
+    this.#grid = new Grid(this.#list, part(root, 'status'), {
+      api, words: title, ahead: AHEAD,
+      draw: item => this.#card(item),
+      alt: (item, _, words) => `item ${item.id} · ${words}`,
+      act: (what, item) => this.#act(what, item.id),
+      more: () => this.#more(),
+    });
     this.#filters = new Filters(part(root, 'filters'), api, gallery);
     part(root, 'order').append(...orders(['label', ...gallery.columns]));
     part(root, 'order').addEventListener('change', event => address.update({order: event.target.value}));
@@ -30,13 +38,10 @@ export class Pictures {
     this.#selection.addEventListener('change', () => this.#mark());
     this.#list.addEventListener('click', event => this.#press(event));
     this.#list.addEventListener('keydown', event => this.#key(event));
-    steer(this.#list, (what, card) => this.#act(what, Number(card.dataset.item)));
     choosing(part(root, 'looks'), gallery.columns);
-    choice.addEventListener('change', () => redraw(this.#list));
-    this.#news = new News(part(root, 'news'), () => this.#again());
+    this.#news = new News(part(root, 'news'), () => { this.#listed = undefined; this.#again(); });
     document.addEventListener('lookalike:changed', () => this.#again());
     document.addEventListener('lookalike:live', ({detail}) => { if (detail.changed) this.#live(); });
-    new IntersectionObserver(entries => { if (entries.some(entry => entry.isIntersecting)) this.#more(); }, {rootMargin: AHEAD}).observe(this.#end);
   }
 
   /** Show the images of the address's filters and order. */
@@ -44,11 +49,11 @@ export class Pictures {
     this.#filters.draw();
     part(this.#root, 'order').value = address.state.order;
     const asked = JSON.stringify([this.#filters.condition(), address.state.order]);
-    if (asked === this.#asked) return;
+    if (asked === this.#asked) return this.#grid.look();
     this.#asked = asked;
     this.#cursor = null;
     this.#total = null;
-    this.#load(true);
+    this.#load(true, asked === this.#listed ? this.#grid.count : 0);
   }
 
   /** List the images again, when they are looked at. */
@@ -62,12 +67,13 @@ export class Pictures {
   /** Bring what is listed up to date where it is, and offer what others have added. */
   async #live() {
     if (this.#busy) return void setTimeout(() => this.#live(), BUSY);
-    if (!this.#open || !this.#list.childElementCount) return this.#again();
+    if (!this.#open || !this.#grid.count) return this.#again();
     const asked = this.#asked, where = this.#filters.condition();
     try {
-      const gone = await freshen(this.#api, this.#list, title), total = await this.#count(where);
+      await this.#grid.freshen();
+      const total = await this.#count(where);
       if (asked !== this.#asked || this.#total === null) return;
-      const more = total - this.#total + gone;
+      const more = total - this.#total + this.#grid.gone;
       this.#say(plural(total, 'image'));
       this.#news.tell(more > 0 ? where ? `${plural(more, 'more image')} passed the filters by now` : `${plural(more, 'image')} ${more === 1 ? 'was' : 'were'} added` : '');
     } catch { /* what is listed stays */ }
@@ -75,26 +81,37 @@ export class Pictures {
 
   #more() { if (!this.#busy && this.#cursor) this.#load(false); }
 
-  async #load(anew) {
+  /**
+   * Load further images, or the first ones.
+   * @param {boolean} anew Whether they come in place of those that are listed.
+   * @param {number} [least] How many there were of the same question, so that the place among them is kept.
+   */
+  async #load(anew, least = 0) {
     const asked = this.#asked, where = this.#filters.condition();
-    const query = new URLSearchParams({limit: String(AT_ONCE), ...(where && {where}), ...(address.state.order && {order: address.state.order}), ...(this.#cursor && {cursor: this.#cursor})});
+    const found = [];
     this.#busy = true;
     this.#list.classList.toggle('stale', anew);
     try {
-      const page = await this.#api.get(`/items?${query}`);
-      if (asked !== this.#asked) return;
-      this.#cursor = page.next_cursor;
-      const cards = page.items.map(item => this.#card(item));
-      if (anew) this.#list.replaceChildren(...cards); else this.#list.append(...cards);
-      nameCards(this.#list);
+      do {
+        const limit = anew ? Math.min(Math.max(FIRST, least - found.length), MOST) : FURTHER;
+        const query = new URLSearchParams({limit: String(limit), ...(where && {where}), ...(address.state.order && {order: address.state.order}), ...(this.#cursor && {cursor: this.#cursor})});
+        const page = await this.#api.get(`/items?${query}`);
+        if (asked !== this.#asked) return;
+        this.#cursor = page.next_cursor;
+        for (const item of page.items) found.push(item);
+      } while (this.#cursor && found.length < least);
+      if (anew) this.#grid.replace(found, least > 0); else this.#grid.append(found);
+      if (anew && !least && this.#root.getBoundingClientRect().top < 0) this.#root.scrollIntoView({behavior: 'instant'});
+      this.#listed = asked;
+      this.#size();
       this.#list.classList.remove('stale');
       this.#filters.fault(null);
-      this.#mark();
       if (!anew) return;
       this.#news.tell('');
       const total = await this.#count(where);
       if (asked !== this.#asked) return;
       this.#total = total;
+      this.#size();
       this.#say(total ? plural(total, 'image') : where ? 'No image passes the filters.' : 'There are no images yet.');
     } catch (error) {
       const explained = await this.#filters.explained(error);
@@ -103,12 +120,15 @@ export class Pictures {
       this.#cursor = null;
       if (!this.#filters.fault(explained)) return this.#say(error.message);
       this.#list.classList.remove('stale');
-      this.#say(faulty(this.#list.childElementCount));
+      this.#say(faulty(this.#grid.count));
     } finally {
       this.#busy = false;
-      show(this.#end, this.#cursor !== null);
+      show(part(this.#root, 'end'), this.#cursor !== null);
+      this.#grid.look();  // its end may still be near
     }
   }
+
+  #size() { this.#grid.size = this.#cursor ? this.#total ?? -1 : this.#grid.count; }
 
   /** Return how many images pass a condition; all if it is empty. */
   async #count(where) {
@@ -117,15 +137,10 @@ export class Pictures {
   }
 
   #card(item) {
-    const card = clone('picture');
-    card.dataset.item = item.id;
-    proportion(card, item);
-    const image = part(card, 'image');
-    image.src = item.thumbnail;
-    image.alt = `item ${item.id} · ${item.label ?? 'no label'}`;
-    caption(card, item, title(item));
+    const card = clone('picture'), box = part(card, 'box');
     part(card, 'open').title = fileName(item.key);
-    part(card, 'box').ariaLabel = `Select item ${item.id}`;
+    box.ariaLabel = `Select item ${item.id}`;
+    box.checked = this.#selection.has(item.id);
     return card;
   }
 
@@ -135,7 +150,7 @@ export class Pictures {
     const item = Number(card.dataset.item);
     if (event.target.closest('[data-part=open]')) address.update({open: item});
     else if (event.target.matches('input')) {
-      if (event.shiftKey && this.#last !== null) this.#selection.add(...this.#between(this.#last, item));
+      if (event.shiftKey && this.#last !== null) this.#selection.add(this.#between(this.#last, item));
       else this.#selection.toggle(item);
       this.#last = item;
     }
@@ -147,7 +162,7 @@ export class Pictures {
   }
 
   #between(first, last) {
-    const ids = [...this.#list.children].map(card => Number(card.dataset.item));
+    const ids = this.#grid.items.map(item => item.id);
     const [from, to] = [ids.indexOf(first), ids.indexOf(last)].sort((a, b) => a - b);
     return from < 0 ? [last] : ids.slice(from, to + 1);
   }
@@ -156,12 +171,12 @@ export class Pictures {
     if (event.key === 'Escape') this.#selection.clear();
     if (event.key !== 'a' || !(event.ctrlKey || event.metaKey)) return;
     event.preventDefault();
-    this.#selection.add(...[...this.#list.children].map(card => Number(card.dataset.item)));
+    this.#selection.add(this.#grid.items.map(item => item.id));
   }
 
   #mark() {
     this.#list.classList.toggle('selecting', this.#selection.size > 0);
-    for (const card of this.#list.children) part(card, 'box').checked = this.#selection.has(Number(card.dataset.item));
+    for (const {item, card} of this.#grid.cards) part(card, 'box').checked = this.#selection.has(item.id);
   }
 
   #say(text) { part(this.#root, 'status').textContent = text; }

@@ -1,4 +1,4 @@
-// The entry of the page: header, tabs and search. The other tabs and the dialog are loaded when they are needed.
+// The entry of the page: header, tabs, and the beginning of a search. All else is loaded when it is needed, or after that.
 
 import {address} from './address.js';
 import {Api} from './api.js';
@@ -7,7 +7,7 @@ import {keepFocus} from './focus.js';
 import {mountHeader} from './header.js';
 import {followGallery} from './live.js';
 import {mendPictures, mountNotice} from './notice.js';
-import {mountSearch} from './search.js';
+import {mountSearch} from './start.js';
 import {Tabs} from './tabs.js';
 
 const api = new Api(document.body.dataset.api);

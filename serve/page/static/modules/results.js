@@ -1,43 +1,45 @@
 // The hits as a grid that fills the screen; more of them come as it is scrolled.
 
 import {bandName, withBands} from './bands.js';
-import {caption, choice, nameCards, redraw, steer} from './cards.js';
-import {clone, part, proportion, show} from './dom.js';
+import {clone, fileName, part, show} from './dom.js';
+import {Grid} from './grid.js';
 import {DRAGGED} from './intake.js';
-import {freshen} from './news.js';
 import {viewsOf} from './views.js';
 
-const AHEAD = '1200px';  // how far below the screen further hits are asked for
+const AHEAD = 1200;  // pixels below the window in which further hits are searched for
 
 export class Results {
-  #list; #end; #ends; #hits = [];
+  #list; #grid; #end; #hits = []; #labels = new Set();
 
   /**
-   * @param {Element} root Has the parts `hits` (a list) and `end`.
+   * @param {Element} root Has the parts `status`, `hits` (a list) and `end`.
+   * @param {import('./api.js').Api} api
    * @param {(what: string, hit: object) => void} act Receives `open`, `alone`, `like` or `unlike` and the hit.
-   * @param {() => void} more Called when the end of the grid comes near.
+   * @param {() => void} more Called while the end of the grid is near.
    */
-  constructor(root, act, more) {
+  constructor(root, api, act, more) {
     this.#list = part(root, 'hits');
     this.#end = part(root, 'end');
+    this.#grid = new Grid(this.#list, part(root, 'status'), {
+      api, act, more, ahead: AHEAD, words: title,
+      draw: (hit, rank) => this.#card(hit, rank),
+      alt: (hit, rank, words) => [
+        rank, likeness(hit), `${hit.label === null ? 'no label' : words}${COMPARED[this.#compared(hit)]}`, viewsOf(hit),
+      ].filter(Boolean).join(' · '),
+    });
     this.#list.addEventListener('click', event => {
       const button = event.target.closest('button');
       const card = event.target.closest('li');
-      if (button && card) act(button.dataset.act, this.#of(card));
+      if (button && card) act(button.dataset.act, this.#grid.of(card));
     });
     this.#list.addEventListener('dragstart', event => {
       const card = event.target.closest('li');
       event.dataTransfer.setData(DRAGGED, card.dataset.item);
       event.dataTransfer.effectAllowed = 'copy';
     });
-    steer(this.#list, (what, card) => act(what, this.#of(card)));
-    choice.addEventListener('change', () => redraw(this.#list));
-    this.#ends = new IntersectionObserver(entries => { if (entries.some(entry => entry.isIntersecting)) more(); }, {rootMargin: AHEAD});
   }
 
   get hits() { return this.#hits; }
-
-  #of(card) { return this.#hits[Number(card.dataset.rank) - 1]; }
 
   /**
    * Show hits, in place of those before or after them.
@@ -50,15 +52,15 @@ export class Results {
   draw(hits, labels, {grows = false, complete = true} = {}) {
     const kept = grows ? this.#hits.length : 0;
     this.#hits = hits;
-    const cards = hits.slice(kept).map((hit, index) => this.#card(hit, kept + index + 1, labels));
-    const rows = withBands(hits, cards);
-    if (kept) this.#list.append(...rows); else this.#list.replaceChildren(...rows);
-    nameCards(this.#list);
+    this.#labels = labels;
+    this.#grid.size = complete ? hits.length : -1;
+    if (kept) this.#grid.append(withBands(hits, kept)); else this.#grid.replace(withBands(hits, 0));
     show(this.#end, !complete);
-    this.#ends.unobserve(this.#end);
-    this.#ends.observe(this.#end);  // it is told of the end again, also if that has stayed near
     this.dim(false);
   }
+
+  /** Ask for more if the end is near. */
+  look() { this.#grid.look(); }
 
   /** Grey the hits while they are not those of the query that is shown. */
   dim(dimmed) { this.#list.classList.toggle('stale', dimmed); }
@@ -70,33 +72,27 @@ export class Results {
   }
 
   /** Bring the labels of the hits up to date. */
-  freshen(api) { return freshen(api, this.#list, title); }
+  freshen() { return this.#grid.freshen(); }
 
-  #card(hit, rank, labels) {
-    const card = clone('hit'), words = likeness(hit);
-    proportion(card, hit);
+  #compared({label}) { return this.#labels.size && label !== null ? (this.#labels.has(label) ? 'same' : 'other') : ''; }
+
+  #card(hit, rank) {
+    const card = clone('hit'), mark = this.#compared(hit);
     card.dataset.rank = rank;
-    card.dataset.item = hit.id;
-    card.dataset.likeness = words;
-    const image = part(card, 'image');
-    const mark = labels.size && hit.label !== null ? (labels.has(hit.label) ? 'same' : 'other') : '';
-    const compared = {same: ' · same label', other: ' · other label', '': ''}[mark];
-    const views = viewsOf(hit);
-    image.alt = [rank, words, `${hit.label ?? 'no label'}${compared}`, ...views ? [views] : []].join(' · ');
-    if (views) part(card, 'score').dataset.views = views;
-    image.src = hit.thumbnail;
     if (mark) part(card, 'mark').className = mark;
-    caption(card, hit, title(hit));
+    if (viewsOf(hit)) part(card, 'score').dataset.views = viewsOf(hit);
     part(card, 'score').textContent = hit.probability === null ? decimals(hit.score) : percent(hit.probability);
-    part(card, 'open').title = [fileName(hit.key), words, ...Object.entries(hit.metadata).map(([name, value]) => `${name}: ${value}`)].join('\n');
+    part(card, 'open').title = [fileName(hit.key), likeness(hit), ...Object.entries(hit.metadata).map(([name, value]) => `${name}: ${value}`)].join('\n');
     return card;
   }
 }
 
+const COMPARED = {same: ' · same label', other: ' · other label', '': ''};
+
 const title = item => item.label ?? fileName(item.key);
 
 /** Return how alike a hit is, in words. Only a calibrated gallery has probabilities: a cosine is none. */
-const likeness = ({score, probability}) => `similarity ${score.toFixed(4)}`
+export const likeness = ({score, probability}) => `similarity ${score.toFixed(4)}`
   + (probability === null ? '' : `, ${bandName(probability)}: shows the same with a probability of ${percent(probability)}`);
 
 /** Return a similarity with two decimals; 1.00 is that of the same image only. */
@@ -105,5 +101,11 @@ export const decimals = value => (value < 0.9999 ? Math.min(Math.round(100 * val
 /** Return a probability in percent. */
 export const percent = value => `${(100 * value).toFixed(0)} %`;
 
-/** Return the last part of a key, which is a path for most images. */
-export const fileName = key => key.split('/').at(-1);
+/** Return what to say of the numbers on the cards: from the lowest to the highest, as they are rounded there; nothing for a single card. */
+export function range(hits) {
+  if (hits.length < 2) return [];
+  const calibrated = hits.every(hit => hit.probability !== null), values = hits.map(hit => calibrated ? hit.probability : hit.score);
+  const [low, high] = [Math.min(...values), Math.max(...values)].map(calibrated ? percent : decimals);
+  const between = low === high ? low : `${calibrated ? low.replace(/ %$/, '') : low} to ${high}`;
+  return [calibrated ? `${between} likely the same` : `similarity ${between}`];
+}

@@ -1,59 +1,45 @@
-// The search tab: it follows the address, and everything a visitor does changes the address.
+// The search tab, see start.js for what is before a search: it follows the address, and everything a visitor does changes the address.
 
 import {address, asks, EMPTY} from './address.js';
 import {choosing} from './cards.js';
 import {connection} from './connection.js';
-import {orders, part, plural, show, statusLine} from './dom.js';
+import {orders, part, plural} from './dom.js';
 import {faulty, Filters} from './filters.js';
 import {toContent} from './focus.js';
-import {takeHits, takePictures, takeSlash} from './intake.js';
+import {takeHits, takeSlash} from './intake.js';
 import {News} from './news.js';
-import {chosen, GALLERY, UNCHOSEN} from './options.js';
+import {chosen, UNCHOSEN} from './options.js';
 import * as pictures from './pictures.js';
 import {Query} from './query.js';
-import {decimals, percent, Results} from './results.js';
+import {percent, range, Results} from './results.js';
 import {FIRST, MOST, Searcher} from './searcher.js';
 import {Sharing} from './sharing.js';
 import {csv, save} from './table.js';
-import {Welcome} from './welcome.js';
 
 const SEARCHED = ['like', 'unlike', 'text', 'without', 'where', 'picked', ...Object.keys(UNCHOSEN), 'sort'];
 const question = state => JSON.stringify(SEARCHED.map(name => state[name]));
 
-/**
- * Start the tab.
- * @param {HTMLElement} element Contains `search.html`.
- * @param {import('./api.js').Api} api
- */
-export async function mountSearch(element, api) {
-  const root = element.querySelector('.search');
-  const say = statusLine(root);
-  try {
-    const gallery = GALLERY ?? await api.get('/gallery');
-    const tab = new SearchTab(root, api, gallery, say);
-    await tab.follow();
-  } catch (error) {
-    say(error.message, true, true);
-    part(root, 'again').addEventListener('click', () => location.reload());
-    connection.addEventListener('back', () => location.reload());
-  }
-}
+export class SearchTab {
+  #root; #api; #start; #say; #query; #results; #news; #searcher; #filters; #sharing; #asked = ''; #answered = EMPTY; #told = ''; #matching = {where: '', images: null}; #complete = true; #busy = false; #halted = false; #taken = 0;
 
-class SearchTab {
-  #root; #api; #gallery; #say; #query; #results; #news; #searcher; #filters; #sharing; #welcome; #asked = ''; #answered = EMPTY; #told = ''; #matching = {where: '', images: null}; #complete = true; #busy = false; #halted = false; #taken = 0;
-
-  constructor(root, api, gallery, say) {
+  /**
+   * @param {Root} root
+   * @param {import('./api.js').Api} api
+   * @param {import('./start.js').Start} start
+   * @param {ReturnType<typeof import('./dom.js').statusLine>} say
+   */
+  constructor(root, api, start, say) {
+    const {gallery} = start;
     this.#root = root;
     this.#api = api;
-    this.#gallery = gallery;
+    this.#start = start;
     this.#say = say;
     this.#searcher = new Searcher(api);
     this.#query = new Query(part(root, 'query'), api, gallery);
     this.#filters = new Filters(part(root, 'filters'), api, gallery);
     this.#sharing = new Sharing(root, api, gallery, say);
-    this.#results = new Results(part(root, 'results'), (act, hit) => this.#act(act, hit), () => this.#more());
+    this.#results = new Results(part(root, 'results'), api, (act, hit) => this.#act(act, hit), () => this.#more());
     this.#news = new News(part(root, 'news'), () => this.#again());
-    this.#welcome = new Welcome(part(root, 'examples'), api, item => this.#add('like', [{item, region: null}], true));
     this.#ask();
     address.onChange(() => this.follow());
     document.addEventListener('lookalike:search', ({detail: {item, side = 'like', alone = true}}) =>
@@ -72,9 +58,12 @@ class SearchTab {
     part(this.#root, 'text').value = state.text;
     part(this.#root, 'without').value = state.without;
     this.#root.classList.toggle('active', asks(state));
-    if (!asks(state)) this.#begin();
+    if (!asks(state)) this.#start.begin();
     this.#sharing.follow();
-    if (asked === this.#asked) return this.#halted ? this.#more() : undefined;
+    if (asked === this.#asked) {
+      this.#halted = false;  // asked again for what has failed
+      return this.#results.look();
+    }
     this.#asked = asked;
     await this.#search(FIRST, {grows: false});
   }
@@ -93,10 +82,11 @@ class SearchTab {
         this.#answered = state;
         this.#complete = true;
         this.#results.draw([], new Set());
-        return this.#say(this.#hint());
+        return this.#say(this.#start.hint());
       }
       this.#complete = answer.complete;
       this.#answered = state;
+      this.#filters.calibrated([...answer.hits, ...answer.best ? [answer.best] : []]);
       const [labels] = await Promise.all([this.#labels(), this.#countMatching()]);
       this.#results.draw(answer.hits, labels, {grows, complete: answer.complete});
       this.#filters.fault(null);
@@ -114,7 +104,10 @@ class SearchTab {
       this.#results.keep();
       this.#say(faulty(this.#results.hits.length), true);
     } finally {
-      if (asked === this.#asked) this.#busy = false;
+      if (asked === this.#asked) {
+        this.#busy = false;
+        this.#results.look();  // their end may still be near
+      }
     }
   }
 
@@ -125,17 +118,17 @@ class SearchTab {
 
   /** Take what the gallery holds now: count, or bring the hits up to date and offer others that it has. */
   async #live({images, indexing, changed}) {
-    const same = images === this.#gallery.images && !indexing === !this.#gallery.indexing;
-    this.#gallery = {...this.#gallery, images, indexing};
+    const {gallery} = this.#start, same = images === gallery.images && !indexing === !gallery.indexing;
+    this.#start.gallery = {...gallery, images, indexing};
     const {state} = address, {hits} = this.#results, asked = this.#asked;
     if (!asks(state) && !same) {
-      this.#begin();
-      this.#say(this.#hint());
+      this.#start.begin();
+      this.#say(this.#start.hint());
     }
     if (!changed || !hits.length || this.#busy) return;
     if (state.tab) return void (this.#asked = '');  // searched again when the tab is opened
     try {
-      await this.#results.freshen(this.#api);
+      await this.#results.freshen();
       if (asked !== this.#asked || this.#busy) return;
       const answer = await this.#searcher.run(state, this.#filters.condition(), Math.max(hits.length, FIRST), () => {});
       if (asked !== this.#asked || !answer) return;
@@ -155,7 +148,7 @@ class SearchTab {
   }
 
   #more() {
-    if (!this.#busy && !this.#complete) this.#search(2 * this.#results.hits.length, {grows: true});
+    if (!this.#busy && !this.#complete && !this.#halted) this.#search(2 * this.#results.hits.length, {grows: true});
   }
 
   #summary(answer, duration) {
@@ -164,7 +157,7 @@ class SearchTab {
     if (!hits.length) return this.#filters.condition() ? 'No image passes the filters.' : 'There is no other image.';
     const {sort} = address.state;
     const order = sort ? [part(this.#root, 'sort').selectedOptions[0]?.textContent ?? sort] : [];
-    return [this.#count(hits.length, complete), ...order, range(hits), `${(duration / 1000).toFixed(2)} s`].join(' · ');
+    return [this.#count(hits.length, complete), ...order, ...range(hits), `${(duration / 1000).toFixed(2)} s`].join(' · ');
   }
 
   /** Count the images that pass the filters. */
@@ -177,7 +170,7 @@ class SearchTab {
 
   /** Return how many results are shown, and of what. */
   #count(shown, complete) {
-    const {sort} = address.state, {images} = this.#gallery, matching = this.#matching.images;
+    const {sort} = address.state, {images} = this.#start.gallery, matching = this.#matching.images;
     const some = shown.toLocaleString('en'), most = MOST.toLocaleString('en'), all = plural(images, 'image');
     const limited = chosen(address.state).length > 0;  // by options that only a search knows
     const passing = limited ? 'those that pass the filters' : matching === null ? all : `${matching.toLocaleString('en')} that match, of ${all}`;
@@ -198,32 +191,16 @@ class SearchTab {
   // ---- what the visitor does
 
   #ask() {
-    const root = this.#root;
-    const searching = () => !address.state.tab && !document.querySelector('dialog[open]');
-    if (this.#gallery.embeds) takePictures(root, files => this.#take(files), searching);
-    show(part(root, 'ask'), this.#gallery.embeds);
-    show(part(root, 'texts'), this.#gallery.texts);
-    show(part(root, 'link'), this.#gallery.urls);
-    part(root, 'texts').addEventListener('change', event => address.update({[event.target.name]: event.target.value.trim()}));
-    part(root, 'texts').addEventListener('submit', event => {
-      event.preventDefault();
-      address.update({text: part(root, 'text').value.trim(), without: part(root, 'without').value.trim()});
-    });
-    part(root, 'link').addEventListener('submit', event => {
-      event.preventDefault();
-      const field = event.target.elements.url;
-      if (field.value.trim()) this.#add('like', [{url: field.value.trim(), region: null}], true);
-      field.value = '';
-    });
+    const root = this.#root, {gallery} = this.#start;
     part(root, 'again').addEventListener('click', () => { this.follow(); toContent(); });
     takeSlash(() => {
       if (address.state.tab) address.update({tab: ''});
-      part(root, this.#gallery.texts ? 'text' : 'choose').focus();
+      part(root, gallery.texts ? 'text' : 'choose').focus();
     });
-    choosing(part(root, 'looks'), this.#gallery.columns);
+    choosing(part(root, 'looks'), gallery.columns);
     takeHits(part(root, 'query'), item => this.#add('like', [{item, region: null}], false));
     part(root, 'csv').addEventListener('click', () => save(csv(this.#results.hits), 'results.csv', 'text/csv'));
-    part(root, 'sort').append(...orders(['label', ...this.#gallery.columns]));
+    part(root, 'sort').append(...orders(['label', ...gallery.columns]));
     part(root, 'sort').addEventListener('change', event => address.update({sort: event.target.value}));
     part(root, 'marks').addEventListener('change', event => {
       this.#asked = '';
@@ -231,7 +208,11 @@ class SearchTab {
     });
   }
 
-  async #take(files) {
+  /** Search with an image of the gallery, `{item}`, or elsewhere, `{url}`. */
+  searchWith(image) { this.#add('like', [{...image, region: null}], true); }
+
+  /** Search with pictures of the visitor. */
+  async take(files) {
     const taken = ++this.#taken;
     this.#say('Reading the picture …');
     const kept = await Promise.all(files.map(file => pictures.keep(file, this.#api, share => this.#sending(share)))).catch(error => error);
@@ -252,25 +233,6 @@ class SearchTab {
     if (refused) this.#say(refused, true);
     return refused;
   }
-
-  // ---- before the first search
-
-  #hint() {
-    if (!this.#gallery.images && this.#gallery.indexing) return 'The first images are being indexed …';
-    if (!this.#gallery.images) return 'This gallery is empty: `lookalike index add GALLERY IMAGES` fills it.';
-    if (!this.#gallery.embeds) return 'Choose an image of the gallery to find similar ones: it has no model to embed other images.';
-    return `${plural(this.#gallery.images, 'image')} in the gallery.`;
-  }
-
-  /** Show what a visitor can begin with. */
-  async #begin() {
-    try {
-      const drawn = await this.#welcome.draw(this.#gallery.images);
-      if (drawn && !asks(address.state)) this.#say(this.#hint());
-    } catch (error) {
-      if (!asks(address.state)) this.#say(error.message, true, !connection.away);
-    }
-  }
 }
 
 /** Return what to say if no hit is similar enough; `best` is the best one. */
@@ -278,11 +240,4 @@ function nothing(best) {
   return best.probability === null
     ? `No result is that similar: the best similarity is ${best.score.toFixed(4)}.`
     : `Nothing like it here: the best result has a probability of ${percent(best.probability)}.`;
-}
-
-/** Return the highest and the lowest number on the cards, and what it is. */
-function range(hits) {
-  const calibrated = hits.every(hit => hit.probability !== null);
-  const values = hits.map(hit => calibrated ? hit.probability : hit.score), shown = calibrated ? percent : decimals;
-  return `${calibrated ? 'probably the same:' : 'similarity'} ${shown(Math.max(...values))} to ${shown(Math.min(...values))}`;
 }

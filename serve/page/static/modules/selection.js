@@ -9,9 +9,9 @@ export class Selection extends EventTarget {
 
   has(id) { return this.#ids.has(id); }
 
-  add(...ids) { for (const id of ids) this.#ids.add(id); this.#notify(); }
+  add(ids) { for (const id of ids) this.#ids.add(id); this.#notify(); }
 
-  remove(...ids) { for (const id of ids) this.#ids.delete(id); this.#notify(); }
+  remove(ids) { for (const id of ids) this.#ids.delete(id); this.#notify(); }
 
   toggle(id) { if (!this.#ids.delete(id)) this.#ids.add(id); this.#notify(); }
 

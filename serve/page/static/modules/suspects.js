@@ -3,9 +3,8 @@
 
 import {address} from './address.js';
 import {announce, labelItems, leftAlone, presentItems, undoDecisions} from './changes.js';
-import {breakable, clone, part, plural, show} from './dom.js';
+import {breakable, clone, fileName, part, plural, show} from './dom.js';
 import {Jobs} from './jobs.js';
-import {fileName} from './results.js';
 import {Work} from './work.js';
 
 const LISTED = 500;  // images, of those that are not likely wrong

@@ -1,12 +1,11 @@
 // What a visitor can begin with: images of the gallery.
 
-import {clone, part, proportion} from './dom.js';
-import {fileName} from './results.js';
+import {clone, fileName, part, proportion} from './dom.js';
 
 const SHOWN = 36;
 
 export class Welcome {
-  #list; #api; #pick;
+  #list; #api; #pick; #asking = false;
 
   /**
    * @param {HTMLElement} list
@@ -24,8 +23,9 @@ export class Welcome {
    * @param {number} images How many the gallery has.
    */
   async draw(images) {
-    if (this.#list.childElementCount || !images) return false;
-    const {items} = await this.#api.get(`/examples?limit=${SHOWN}`);
+    if (this.#list.childElementCount || this.#asking || !images) return false;
+    this.#asking = true;
+    const {items} = await this.#api.get(`/examples?limit=${SHOWN}`).finally(() => { this.#asking = false; });
     this.#list.replaceChildren(...items.map(item => this.#example(item)));
     return true;
   }
