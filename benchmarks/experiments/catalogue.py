@@ -101,7 +101,7 @@ class Table:
         if self.from_scratch:
             return (
                 "python -m benchmarks.experiments pack --data data --out arrays\n"
-                f"python -m benchmarks.experiments networks {self.name} --data arrays --out out\n"
+                "python -m benchmarks.experiments networks --data arrays --out out\n"
                 f"make experiments TABLES={self.name} DATA=data OUT=out"
             )
         return f"make experiments TABLES={self.name} DATA=data OUT=out"

@@ -107,7 +107,8 @@ def expand(
     difference with its 95% interval. {{untrained TABLE SETUP BASELINE METRIC}}: value of a baseline without
     training. {{verdict TABLE SETUP OURS THEIRS}}: word of the verdict on a claim. METRIC may be left out:
     Recall@1. Of a table with divisions, {{often TABLE OURS>THEIRS ...}}: on how many divisions ours is
-    better, with the difference, by both metrics; {{section TABLE}}: its section.
+    better, with the difference, by both metrics; {{level TABLE METHOD METRIC SET}}: the mean of a set;
+    {{section TABLE}}: its section.
 
     Raises:
         InputError: An expression that does not exist or has no result.
@@ -184,6 +185,11 @@ def _often(table: Table, results: Mapping[str, Any], *pairs: str) -> str:
     return "; ".join(texts or ["not measured yet"]) + "."
 
 
+def _level(table: Table, results: Mapping[str, Any], method: str, metric: str, *title: str) -> str:
+    """Return the mean of a metric of a method over the divisions of a set."""
+    return _number(summarize(divisions.level(table, results, method, metric)[" ".join(title)]).mean, metric)
+
+
 def _divisions(table: Table, results: Mapping[str, Any]) -> str:
     """Return the section of a table with divisions, which says what of it is measured."""
     return "\n".join(_division_lines(table, results))
@@ -211,7 +217,11 @@ def _coverage(table: Table, results: Mapping[str, Any]) -> str:
     return text + runs
 
 
-_DIVIDED: Mapping[str, Callable[..., str]] = {"often": _often, "section": _divisions}
+_DIVIDED: Mapping[str, Callable[..., str]] = {
+    "often": _often,
+    "level": _level,
+    "section": _divisions,
+}
 
 
 def _division_claims(table: Table, verdicts: Sequence[DivisionVerdict]) -> Iterator[str]:
