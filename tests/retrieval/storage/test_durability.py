@@ -53,6 +53,7 @@ OTHERS = {
     "decide",
     "rebuild",
     "reproject",
+    "reproject_texts",
     "salvage",
     "snapshot",
     "undo",
