@@ -119,6 +119,7 @@ def test_one_press_searches_with_a_hit(page: Page, server: Server) -> None:
     card.hover()
     card.get_by_role("button", name="Search with this").click()
     expect(page).to_have_url(re.compile(rf"\?like={item}$"))
+    expect(page.locator(f"[data-testid=hit][data-item='{item}']")).to_have_count(0)  # these are its hits
     page.get_by_test_id("hit").nth(1).get_by_role("button").first.focus()
     other = page.get_by_test_id("hit").nth(1).get_attribute("data-item")
     page.keyboard.press("s")

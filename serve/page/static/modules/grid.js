@@ -95,7 +95,7 @@ export class Grid {
     for (const item of items) {
       const isCard = typeof item !== 'function', label = isCard ? this.#how.words(item) : '';
       this.#entries.push({...isCard ? {item} : {heading: item}, place: isCard ? ++place : place, label, gone: false, seen: this.#epoch, element: null});
-      if (isCard && !NUMBERED.test(label)) this.#plain++;
+      if (isCard && !NUMBERED.test(item.label ?? '')) this.#plain++;
     }
     this.#rows.add(items.map(item => typeof item === 'function' ? 0 : ratioOf(item)));
     this.#name();
@@ -276,7 +276,7 @@ export class Grid {
       Object.assign(entry, {seen: epoch, gone: !now, label: now ? this.#how.words(now) : 'removed'});
       if (entry.element) this.#dress(entry);
     }
-    this.#plain = this.#entries.filter(one => one.item && !one.gone && !NUMBERED.test(one.label)).length;
+    this.#plain = this.#entries.filter(one => one.item && !one.gone && !NUMBERED.test(one.item.label ?? '')).length;
     this.#name();
     this.look(true);
   }

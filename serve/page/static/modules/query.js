@@ -39,6 +39,7 @@ export class Query {
     if (drawing !== this.#drawing) return;  // the query has changed again
     const [kind, number] = this.#shown, shown = address.state[kind][number];
     show(part(this.#root, 'frame'), Boolean(shown));
+    show(part(this.#root, 'help'), Boolean(shown));
     show(part(this.#root, 'whole'), Boolean(shown?.region));
     if (!shown) this.#objects?.follow(null);
     if (shown) {
