@@ -13,7 +13,13 @@ from serve.api.context import RequestWorkers, Service
 from serve.api.exception_handlers import BODY, LOAD, documented, validate
 from serve.api.openapi import accepts
 from serve.core import changes, decisions
-from serve.core.errors import ChangedError, ChangesNotAllowedError, ForbiddenError, UnwritableError
+from serve.core.errors import (
+    ChangedError,
+    ChangesNotAllowedError,
+    ForbiddenError,
+    UnknownItemError,
+    UnwritableError,
+)
 from serve.wire.saved_views import SavedView, SavedViewsAnswer, SaveViewRequest
 
 router = APIRouter()
@@ -34,7 +40,9 @@ async def list_views(request: Request, service: Service, workers: RequestWorkers
     "/views",
     summary="Save, replace or delete a view of the page.",
     response_model=SavedViewsAnswer,
-    responses=documented(*BODY, ChangedError, ForbiddenError, ChangesNotAllowedError, UnwritableError, *LOAD),
+    responses=documented(
+        *BODY, ChangedError, ForbiddenError, ChangesNotAllowedError, UnknownItemError, UnwritableError, *LOAD
+    ),
     openapi_extra=accepts(SaveViewRequest),
 )
 async def save_view(request: Request, service: Service, workers: RequestWorkers) -> Response:
