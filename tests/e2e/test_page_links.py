@@ -23,6 +23,10 @@ _DECODED = """
 text => [...atob(text.replaceAll('-', '+').replaceAll('_', '/'))].map(one => (one.charCodeAt(0) << 24) >> 24)
 """
 
+_SHOWS = """
+items => `${items}` === `${[...document.querySelectorAll('[data-testid=hit]')].map(one => one.dataset.item)}`
+"""
+
 
 @pytest.fixture
 def own(browser: Browser, server: Server) -> Iterator[Page]:
@@ -88,7 +92,7 @@ def test_another_visitor_sees_the_search_without_the_picture(
         other.get_by_test_id("hit").nth(1).get_by_role("button", name="Less like this").click()
         expect(other).to_have_url(re.compile(r"unlike=\d+.*#0="))
         other.go_back()
-        assert found(other) == [hit.id for hit in hits]
+        other.wait_for_function(_SHOWS, arg=[hit.id for hit in hits])  # the others stay until these are there
         assert other.foreign == other.broken == []  # type: ignore[attr-defined]
         assert violations(other) == []
     own.goto(link, wait_until="domcontentloaded")  # where the picture is, it is shown and searched with
