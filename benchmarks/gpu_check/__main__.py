@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -84,12 +84,15 @@ SECONDS = 900  # of all checks
 LEAST = 10  # seconds that a check is worth starting for
 
 
-def in_own_process(name: str, work: Workload, seconds: float, given: Sequence[str] = ()) -> list[Row]:
+def in_own_process(name: str, work: Workload, seconds: float) -> list[Row]:
     """Run a check in a process of its own and return its rows; a failure is a row as well."""
     command = [sys.executable, "-m", "benchmarks.gpu_check", "--device", str(work.device)]
+    command += ["--check", name, "--folder", str(work.folder)]
+    command += ["--models", *map(str, work.models)] if work.models else []
+    command += ["--images", str(work.given_images)] if work.given_images else []
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
-            [*command, "--check", name, "--folder", str(work.folder), *given],
+            command,
             stdout=output,
             stderr=errors,
             start_new_session=True,  # so that commands which the check started end with it
@@ -116,7 +119,6 @@ def run_all(
     work: Workload,
     seconds: float,
     keep: Callable[[dict[str, list[Row]], dict[str, float]], object] = lambda *_: None,
-    given: Sequence[str] = (),
 ) -> tuple[dict[str, list[Row]], dict[str, float]]:
     """Return the rows and the seconds of each check; call `keep` with both after each."""
     found: dict[str, list[Row]] = {}
@@ -128,7 +130,7 @@ def run_all(
         if end - start < LEAST:
             found[name] = [Row("not run", f"no time left of {seconds:.0f} s", "skipped")]
         else:
-            found[name] = in_own_process(name, work, min(CHECKS[name].limit, end - start), given)
+            found[name] = in_own_process(name, work, min(CHECKS[name].limit, end - start))
         taken[name] = time.monotonic() - start
         keep(found, taken)
     return found, taken
@@ -161,22 +163,17 @@ def main() -> None:
     )
     parser.add_argument("--images", type=Path, help="folder of images for the check `drift`")
     parser.add_argument("--check", choices=CHECKS, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, default=Path(), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.merge:
         results = page.merge([json.loads(file.read_text()) for file in args.merge])
     else:
-        device = usable_device(args.device)
+        work = Workload.on(usable_device(args.device), args.folder, tuple(args.models), args.images)
         if args.check:
-            work = replace(
-                Workload.on(device, args.folder), models=tuple(args.models), given_images=args.images
-            )
             for row in CHECKS[args.check].run(work):
                 print(json.dumps(asdict(row)), flush=True)
             return
-        given = ["--models", *map(str, args.models)] if args.models else []
-        given += ["--images", str(args.images)] if args.images else []
-        results = measure(device, args.only, args.seconds, args.json, given)
+        results = measure(work, args.only, args.seconds, args.json)
     print(to_text(*page.rows(results)))
     if args.json:
         args.json.write_text(json.dumps(results, indent=1))
@@ -185,18 +182,16 @@ def main() -> None:
     sys.exit(any(row["verdict"] == "FAILED" for rows in results["checks"].values() for row in rows))
 
 
-def measure(
-    device: torch.device, names: list[str], seconds: float, file: Path | None, given: list[str]
-) -> dict[str, Any]:
+def measure(work: Workload, names: list[str], seconds: float, file: Path | None) -> dict[str, Any]:
     """Run checks and return the results; write them into a file after each check."""
 
     def keep(found: dict[str, list[Row]], taken: dict[str, float]) -> None:
         if file:
-            file.write_text(json.dumps(page.results(device, found, taken), indent=1))
+            file.write_text(json.dumps(page.results(work.device, found, taken), indent=1))
 
     with tempfile.TemporaryDirectory() as folder:
-        found, taken = run_all(names, Workload.on(device, Path(folder)), seconds, keep, given)
-    return page.results(device, found, taken)
+        found, taken = run_all(names, replace(work, folder=Path(folder)), seconds, keep)
+    return page.results(work.device, found, taken)
 
 
 if __name__ == "__main__":

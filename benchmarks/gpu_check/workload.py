@@ -39,16 +39,23 @@ class Workload:
     given_images: Path | None = None
 
     @classmethod
-    def on(cls, device: torch.device, folder: Path) -> Workload:
+    def on(
+        cls,
+        device: torch.device,
+        folder: Path,
+        models: tuple[Path, ...] = (),
+        given_images: Path | None = None,
+    ) -> Workload:
         """Return the work for a device."""
+        given = {"models": models, "given_images": given_images}
         if device.type == "cuda":
             backbones = {
                 "resnet50": 224,
                 "timm:vit_small_patch16_224": 224,
                 "timm:vit_base_patch16_224": 224,
             }
-            return cls(device, folder, backbones, batches=(128, 512), classes=1000, vectors=200_000)
-        return cls(device, folder, {"conv4": 32}, batches=(16,), classes=8, vectors=2000)
+            return cls(device, folder, backbones, batches=(128, 512), classes=1000, vectors=200_000, **given)
+        return cls(device, folder, {"conv4": 32}, batches=(16,), classes=8, vectors=2000, **given)
 
     @property
     def batch(self) -> int:

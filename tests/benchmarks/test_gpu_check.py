@@ -101,11 +101,11 @@ def test_rows_that_came_before_the_time_was_up_are_kept(tmp_path: Path) -> None:
 
 
 def test_pieces_are_written_one_by_one_and_merged(tmp_path: Path) -> None:
-    device = torch.device("cpu")
+    work = Workload.on(torch.device("cpu"), tmp_path)
     pieces = []
     for name in ("ceilings", "compiled"):
         file = tmp_path / f"{name}.json"
-        measured = measure(device, [name], 100, file, [])
+        measured = measure(work, [name], 100, file)
         pieces.append(json.loads(file.read_text()))
         assert pieces[-1]["checks"].keys() == measured["checks"].keys() == {name}
     merged = page.merge(pieces)
