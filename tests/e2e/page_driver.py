@@ -73,6 +73,15 @@ def opened(page: Page, server: Server) -> Page:
     return page
 
 
+@contextmanager
+def unbroken_page(context: BrowserContext, server: Server) -> Iterator[Page]:
+    """Yield a page that is noted as by `noting`; its scripts must have no error."""
+    with context.new_page() as page:
+        noting(page, server)
+        yield page
+        assert page.broken == []  # type: ignore[attr-defined]
+
+
 def watched(page: Page, server: Server) -> Page:
     """Open the page; requests to other hosts and script errors are recorded."""
     return opened(noting(page, server), server)

@@ -14,7 +14,7 @@ from retrieval import Gallery
 from retrieval.galleries.writer import FileWriter
 from retrieval.ingest.editor import Editor
 from retrieval.search.options import SearchOptions
-from tests.e2e.page_driver import in_a_tab, noting, search_with
+from tests.e2e.page_driver import in_a_tab, search_with, unbroken_page
 from tests.serve.serving import SERVE, Server, serving
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -47,10 +47,8 @@ def server(gallery: Gallery, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def page(context: BrowserContext, server: Server) -> Iterator[Page]:
-    with context.new_page() as page:
-        noting(page, server)
+    with unbroken_page(context, server) as page:
         yield page
-        assert page.broken == []  # type: ignore[attr-defined]
 
 
 def test_captions_have_whole_labels_and_the_owners_columns(

@@ -311,13 +311,19 @@ def test_arrow_keys_walk_through_rows_that_are_not_there_yet(page: Page) -> None
     assert page.evaluate(focused) < 12
 
 
-def test_selection_reaches_over_what_is_not_in_the_document(page: Page) -> None:
+def select_range(page: Page, first: int, far: int) -> int:
+    """Select the items from one to one that is so many pixels down the list, and return the last one."""
     list_all(page)
     scroll(page, 0)
-    page.get_by_role("checkbox", name="Select item 3", exact=True).check()
-    scroll(page, 40_000)
+    page.get_by_role("checkbox", name=f"Select item {first}", exact=True).check()
+    scroll(page, far)
     last = sorted(seen(page))[3]
     page.get_by_role("checkbox", name=f"Select item {last}", exact=True).click(modifiers=["Shift"])
+    return last
+
+
+def test_selection_reaches_over_what_is_not_in_the_document(page: Page) -> None:
+    last = select_range(page, 3, 40_000)
     bar = page.get_by_test_id("selection").locator("visible=true")
     expect(bar).to_contain_text(f"{last - 2:,} images selected")
     scroll(page, 15_000)
@@ -410,12 +416,7 @@ def test_own_change_keeps_the_place(page: Page, server: Server) -> None:
 
 
 def test_thousands_are_collected_under_a_name(page: Page, server: Server, browser: Browser) -> None:
-    list_all(page)
-    scroll(page, 0)
-    page.get_by_role("checkbox", name="Select item 11", exact=True).check()
-    scroll(page, 60_000)
-    last = sorted(seen(page))[3]
-    page.get_by_role("checkbox", name=f"Select item {last}", exact=True).click(modifiers=["Shift"])
+    last = select_range(page, 11, 60_000)
     page.get_by_role("checkbox", name=f"Select item {last - 1}", exact=True).uncheck()
     chosen = [*range(11, last - 1), last]
     assert len(chosen) > 1000

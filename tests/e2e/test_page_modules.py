@@ -265,7 +265,8 @@ def test_a_selection_is_a_set_that_tells_of_changes(tab: Page, changes: list[tup
         tab,
         "selection",
         "const one = new m.Selection(); let told = 0; one.addEventListener('change', () => told++);"
-        "for (const [what, id] of a[0]) one[what](what === 'toggle' ? id : [id]); return [told, one.ids]",
+        "for (const [method, id] of a[0]) one[method](method === 'toggle' ? id : [id]);"
+        "return [told, one.ids]",
         changes,
     )
     expected: set[int] = set()

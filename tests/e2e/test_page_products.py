@@ -10,7 +10,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 
 from retrieval import Gallery
 from tests.e2e.accessibility import violations
-from tests.e2e.page_driver import noting, search_with
+from tests.e2e.page_driver import search_with, unbroken_page
 from tests.e2e.page_gallery import create
 from tests.serve.serving import SERVE, Server, serving
 
@@ -36,10 +36,8 @@ def server(gallery: Gallery, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def page(context: BrowserContext, server: Server) -> Iterator[Page]:
-    with context.new_page() as page:
-        noting(page, server)
+    with unbroken_page(context, server) as page:
         yield page
-        assert page.broken == []  # type: ignore[attr-defined]
 
 
 def test_each_product_is_a_hit_that_opens_its_views(page: Page, server: Server, gallery: Gallery) -> None:

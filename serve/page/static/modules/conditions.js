@@ -55,6 +55,10 @@ export function filterWords(text) {
 
 const quoted = text => `'${text.replaceAll("'", "''")}'`;
 const name = column => `"${column.replaceAll('"', '""')}"`;
+
+/** Return the condition that a column has a value, text or a number. */
+export const equals = (column, value) => `${name(column)} = ${typeof value === 'number' ? value : quoted(value)}`;
+
 const containing = word => `${quoted(`%${word.replace(/[%_\\]/g, '\\$&')}%`)} escape '\\'`;
 function chosen(column, spans) {
   const single = spans.filter(span => span.length === 1), listed = single.length ? [`${column} in (${single.join(', ')})`] : [];

@@ -1,6 +1,7 @@
 // The other views of the product that an image shows: their number on a card, and small pictures in the dialog.
 
 import {address} from './address.js';
+import {equals} from './conditions.js';
 import {plural, show} from './dom.js';
 import {GALLERY} from './options.js';
 
@@ -20,8 +21,7 @@ export async function showViews(list, api, item) {
   show(list, false);
   const product = GALLERY?.product, value = product === 'label' ? item.label : item.metadata[product];
   if (!product || value === undefined || value === null) return;
-  const literal = typeof value === 'number' ? value : `'${value.replaceAll("'", "''")}'`;
-  const where = encodeURIComponent(`"${product.replaceAll('"', '""')}" = ${literal}`);
+  const where = encodeURIComponent(equals(product, value));
   const {items} = await api.get(`/items?limit=${MOST}&where=${where}`).catch(() => ({items: []}));
   if (list.dataset.of !== String(item.id) || items.length < 2) return;
   list.replaceChildren(...items.map((view, at) => row(view, at, items.length, view.id === item.id)));
