@@ -47,7 +47,7 @@ async def objects(
         values = {**parameters.model_dump(exclude_unset=True), **body.values("image")}
         query = validate(ObjectsRequest, values)
         with pointing("#/image" if query.id is None else "#/id"):
-            found, summary = service.find_objects(query.query(), query.options())
+            found, summary = service.find_objects(query.image_or_item(), query.options())
         answer = answers.ObjectsAnswer(
             hits=[_hit(hit, summary) for hit in found.hits],
             boxes=[_hit(hit, summary) for hit in found.boxes],

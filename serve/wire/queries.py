@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 from pydantic import (
@@ -452,25 +452,29 @@ class EmbedRequest(BaseModel):
         return [*map(TextQuery, self.texts or ())] if self.images is None else self.images
 
 
-class ObjectsRequest(SearchFields):
-    """An image, and options of the search for what stands in it."""
-
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"id": 17, "k": 20}]})
+class _OneImage(BaseModel):
+    """One image: its bytes, or the id or key of one of the gallery."""
 
     image: ImageBytes | None = None
     id: ItemName | None = None
 
     @validator(mode="after")
-    def _check_kind(self) -> ObjectsRequest:
+    def _check_kind(self) -> Self:
         if (self.image is None) == (self.id is None):
             raise ValueError("give exactly one of image and id")
         return self
 
-    def query(self) -> bytes | int | str:
-        """Return the query of `SearchService.find_objects`."""
+    def image_or_item(self) -> bytes | int | str:
+        """Return the bytes, or the id or key."""
         image = self.id if self.image is None else self.image
         assert image is not None
         return image
+
+
+class ObjectsRequest(_OneImage, SearchFields):
+    """An image, and options of the search for what stands in it."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"id": 17, "k": 20}]})
 
 
 class HeatmapParameters(BaseModel):
@@ -482,23 +486,14 @@ class HeatmapParameters(BaseModel):
     region: RegionValues | None = None
 
 
-class HeatmapRequest(HeatmapParameters):
+class HeatmapRequest(_OneImage, HeatmapParameters):
     """A query, and the image of the gallery to compare it with."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"id": 17, "item": 4}]})
 
     item: ItemName = Field(description="The id of the image to compare with, or its key.")
-    image: ImageBytes | None = None
-    id: ItemName | None = None
-
-    @validator(mode="after")
-    def _check_kind(self) -> HeatmapRequest:
-        if (self.image is None) == (self.id is None):
-            raise ValueError("give exactly one of image and id")
-        return self
 
     def query(self) -> bytes | int | str | RegionQuery:
         """Return the query of `SearchService.compare`."""
-        image = self.id if self.image is None else self.image
-        assert image is not None
+        image = self.image_or_item()
         return image if self.region is None else RegionQuery(image, Region.of(self.region))

@@ -36,11 +36,13 @@ def address(gallery: Gallery) -> Iterator[str]:
         yield url
 
 
-def told(hit: Any) -> tuple[Any, ...]:
+def answered(hit: Any) -> tuple[Any, ...]:
+    """What a hit of an answer says of its product."""
     return hit["id"], hit["group"], hit["view_count"], [view["id"] for view in hit.get("views", [])]
 
 
-def known(hits: list[Hit]) -> list[tuple[Any, ...]]:
+def expected_of(hits: list[Hit]) -> list[tuple[Any, ...]]:
+    """What the answer has to say of hits of the gallery."""
     return [(hit.id, hit.group, hit.view_count, [view.id for view in hit.views]) for hit in hits]
 
 
@@ -51,7 +53,7 @@ def test_hits_are_those_of_the_gallery(address: str, gallery: Gallery, options: 
     answer = httpx.post(f"{address}/v1/search", json={"id": 4, **options}).json()["hits"]
     (expected,) = gallery.find(gallery.vector(4)[None], SearchOptions(**options), [(4,)])
     answer = [{"group": None, **hit} for hit in answer]
-    assert [told(hit) for hit in answer] == known([*expected])
+    assert [answered(hit) for hit in answer] == expected_of([*expected])
     for hit, own in zip(answer, expected, strict=True):
         assert hit["score"] == pytest.approx(own.score, abs=1e-6)
         for view, mine in zip(hit.get("views", []), own.views, strict=True):
@@ -72,7 +74,7 @@ def test_several_images_of_one_query_stay_apart(address: str, gallery: Gallery) 
     batch = {"queries": like, "together": True, **options}
     together = httpx.post(f"{address}/v1/search:batch", json=batch).json()["results"][0]["hits"]
     for answer in (alone, together):
-        assert [told({"group": None, **hit}) for hit in answer] == known([*expected])
+        assert [answered({"group": None, **hit}) for hit in answer] == expected_of([*expected])
     away = httpx.post(f"{address}/v1/search", json={"like": like, "unlike": [{"id": 1}], **options})
     assert away.status_code == 200
 
@@ -83,7 +85,7 @@ def test_client_and_description(address: str, gallery: Gallery) -> None:
         hits = client.search(Path(gallery.item(4).path), k=3, group_size=2)
         (expected,) = gallery.find(gallery.vector(4)[None], SearchOptions(3, group_size=2))
         assert [(hit.id, hit.group, hit.view_count) for hit in hits] == [
-            told[:3] for told in known([*expected])
+            facts[:3] for facts in expected_of([*expected])
         ]
         assert [len(hit.views or ()) for hit in hits] == [len(hit.views) for hit in expected]
         single = client.search(id=4, k=3, group_by="id")
