@@ -39,6 +39,15 @@ def atomic_write(path: Path) -> Iterator[Path]:
     fsync_folder(path.parent)
 
 
+def file_version(path: str | Path) -> tuple[int, int, int] | None:
+    """Return numbers that change when a file is replaced or appended to; `None` if there is no file."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
+
+
 @contextmanager
 def file_lock(file: Path, on_busy: Callable[[IO[str]], object]) -> Iterator[IO[str]]:
     """Hold an exclusive lock on a file between processes; the system releases it when the holder exits.

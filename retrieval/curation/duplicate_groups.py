@@ -65,8 +65,7 @@ class NearDuplicates:
             product: Column of the products; groups of views of a single product are left out.
         """
         if product is not None:
-            groups = [
-                one for one in groups if len(one.products(product)) != 1 or None in one.products(product)
-            ]
+            of_each = ((one, one.products(product)) for one in groups)
+            groups = [one for one, found in of_each if len(found) != 1 or None in found]
         by_similarity = sorted(groups, key=lambda one: (len(one.labels) < 2, -one.lowest, one.members[0].id))
         return cls(by_similarity, recall, complete)

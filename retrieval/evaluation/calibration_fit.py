@@ -282,8 +282,8 @@ def judged_hits(
                 options = SearchOptions(depth, calibrated=False, group_by=EACH)
                 deeper = []
                 for row, hits in zip(wanted, gallery.find(vectors[wanted], options), strict=True):
-                    near = [hit.score for hit in without_own(hits, row)]
-                    others = products_of(without_own(hits, row))
+                    mine = without_own(hits, row)
+                    near, others = [hit.score for hit in mine], products_of(mine)
                     labels_of = known(others)
                     beyond = [at for at, label in enumerate(labels_of) if label != own[row]]
                     if len(beyond) < DEPTH and len(hits) == depth and depth < _MOST:

@@ -179,7 +179,10 @@ _SPACES: WeakKeyDictionary[SearchableGallery, tuple[str, int, Layer]] = WeakKeyD
 
 
 def _space(gallery: SearchableGallery) -> Layer:
-    """Return the whitened space of a gallery, fitted anew when its model changes or its size doubles."""
+    """Return the whitened space of a gallery.
+
+    It is fitted again when the model changes, and when the number of images has doubled or become smaller.
+    """
     known = _SPACES.get(gallery)
     if known is not None and known[0] == gallery.fingerprint and known[1] <= len(gallery) < 2 * known[1]:
         return known[2]

@@ -18,7 +18,6 @@ feature. A changed copy of the query shows by a highest cosine far above the sec
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from retrieval.errors import LookalikeError
-from retrieval.files import write_texts
+from retrieval.files import file_version, write_texts
 
 NAME = "calibration.json"
 DEPTH = 10  # nearest images of the query that describe it
@@ -129,11 +128,9 @@ class CalibrationFile:
         Raises:
             LookalikeError: The file is damaged.
         """
-        try:
-            facts = os.stat(self._name)
-        except FileNotFoundError:
+        version, known = file_version(self._name), self._read
+        if version is None:
             return None
-        version, known = (facts.st_mtime_ns, facts.st_ino, facts.st_size), self._read
         if known is None or known[0] != version:
             self._read = known = version, _parse(self._file)
         return known[1]

@@ -92,12 +92,12 @@ class Searcher:
             views = [*queries[:, None]]
         if options.rerank == "k-reciprocal":
             found = self._rerank_k_reciprocal(queries, options.k, allowed, excluded)
+            if groups is not None:
+                found = [best_of_each(one, groups.numbers[one.rows]) for one in found]
         elif groups is None:
             found = self._nearest(queries, options.k, allowed, excluded)
         else:
             found = [self._grouped(one, options, allowed, excluded, groups) for one in views]
-        if groups is not None and options.rerank == "k-reciprocal":
-            found = [best_of_each(one, groups.numbers[one.rows]) for one in found]
         if options.min_score is not None:
             found = [one[one.scores >= options.min_score] for one in found]
         found = [one[: options.k] if len(one.rows) > options.k else one for one in found]

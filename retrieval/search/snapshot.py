@@ -182,8 +182,7 @@ class Snapshot:
             LookalikeError: A vector is damaged.
         """
         rows = np.asarray(rows, np.int64)
-        dtype = self.stored.parts[0].dtype if self.stored.parts else np.float32
-        stored = self.stored.gather(self.stored.parts, rows, np.empty((len(rows), self.stored.dim), dtype))
+        stored = self._gathered(rows)
         facts = self.facts(rows)
         if (checksums(stored, facts) != facts[CHECKSUM]).any():
             hint = f"run `lookalike index verify {self.where}`"
@@ -201,14 +200,16 @@ class Snapshot:
             LookalikeError: A vector is damaged.
         """
         self._check(rows)
-        dtype = self.stored.parts[0].dtype if self.stored.parts else np.float32
         found = np.empty((len(rows), len(queries)), np.float32)
         for start in range(0, len(rows), _BLOCK):
-            some = rows[start : start + _BLOCK]
-            stored = np.empty((len(some), self.stored.dim), dtype)
-            vectors = np.asarray(self.stored.gather(self.stored.parts, some, stored), np.float32)
+            vectors = np.asarray(self._gathered(rows[start : start + _BLOCK]), np.float32)
             found[start : start + _BLOCK] = vectors @ queries.T
         return found
+
+    def _gathered(self, rows: np.ndarray) -> np.ndarray:
+        """Return the vectors of rows as they are stored, [n, D]."""
+        dtype = self.stored.parts[0].dtype if self.stored.parts else np.float32
+        return self.stored.gather(self.stored.parts, rows, np.empty((len(rows), self.stored.dim), dtype))
 
     def nearest(
         self, queries: np.ndarray, k: int, allowed: Selection | np.ndarray | None = None

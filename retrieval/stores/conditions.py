@@ -53,14 +53,12 @@ def resolve(condition: Condition, columns: Mapping[str, Type]) -> Filter:
 def without(filter_: Filter | None, column: str, values: tuple[ConditionValue, ...]) -> Filter:
     """Return a filter that in addition leaves out the items with some values of a column."""
     rest = FilterGroup("or", (FilterTest(column, "not in", values), FilterTest(column, "null")))
-    return rest if filter_ is None else FilterGroup("and", (filter_, rest))
+    return both(filter_, rest)
 
 
-def both(one: Filter | None, other: Filter | None) -> Filter | None:
+def both(one: Filter | None, other: Filter) -> Filter:
     """Return a filter of the items that fulfil two filters; `None` is fulfilled by all."""
-    if one is None or other is None:
-        return other if one is None else one
-    return FilterGroup("and", (one, other))
+    return other if one is None else FilterGroup("and", (one, other))
 
 
 def unsupported(test: FilterTest, problem: str, remedy: str) -> InputError:

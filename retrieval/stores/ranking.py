@@ -53,6 +53,8 @@ class StoreSearcher:
             views = [*queries[:, None]]
         if options.rerank == "k-reciprocal":
             found = self._rerank_k_reciprocal(queries, options.k, condition, excluded)
+            if group_by is not None:
+                found = [_first_of_each(one, self._groups(one.rows, group_by)) for one in found]
         elif group_by is not None:
             found = [
                 self._grouped(query, options, condition, out, group_by)
@@ -60,8 +62,6 @@ class StoreSearcher:
             ]
         else:
             found = self._nearest(queries, options.k, condition, excluded)
-        if group_by is not None and options.rerank == "k-reciprocal":
-            found = [self._best_of_each(one, group_by) for one in found]
         if options.min_score is not None:
             found = [one[one.scores >= options.min_score] for one in found]
         found = [one[: options.k] for one in found]
@@ -84,7 +84,7 @@ class StoreSearcher:
     ) -> np.ndarray:
         near = self._nearest(queries, EXPANSION, condition, excluded)
         moved = [
-            expand(query[None], self._vectors(one)[None], one.scores[None])
+            expand(query[None], self._vectors(one.rows)[None], one.scores[None])
             for query, one in zip(queries, near, strict=True)
         ]
         return np.concatenate(moved) if moved else queries
@@ -96,19 +96,16 @@ class StoreSearcher:
         found = []
         near = self._nearest(queries, count, condition, excluded)
         for query, one in zip(queries, near, strict=True):
-            scores = (1 - k_reciprocal(query, self._vectors(one))).astype(np.float32)
+            scores = (1 - k_reciprocal(query, self._vectors(one.rows))).astype(np.float32)
             order = np.argsort(-scores, kind="stable")
             found.append(Ranking(one.rows[order], scores[order]))
         return found
 
-    def _vectors(self, near: Ranking) -> np.ndarray:
-        return self._vectors_of(near.rows.tolist())
-
-    def _vectors_of(self, ids: Sequence[int]) -> np.ndarray:
+    def _vectors(self, ids: np.ndarray) -> np.ndarray:
         """Return the vectors of items, float32 [n, D]; of one removed meanwhile, zeros."""
-        found = self._engine.vectors(ids)
+        found = self._engine.vectors(ids.tolist())
         some = next(iter(found.values()), np.empty(0, np.float32))
-        rows = [found.get(number, np.zeros_like(some)) for number in ids]
+        rows = [found.get(number, np.zeros_like(some)) for number in ids.tolist()]
         return np.stack(rows) if rows else np.empty((0, len(some)), np.float32)
 
     # ---- groups
@@ -169,7 +166,7 @@ class StoreSearcher:
             rows, which = self._members(found.rows, condition, excluded, column)
             return views_of(rows, self._cosines(query, rows).mean(1), which, found.rows, options.group_size)
         groups, out = self._groups(found.rows, column), tuple(excluded)
-        among = both(condition, FilterTest("id", "not in", out) if out else None)
+        among = both(condition, FilterTest("id", "not in", out)) if out else condition
         values = [groups.get(number) for number in found.rows.tolist()]
         counts = [
             1 if value is None else self._engine.count(both(among, FilterTest(column, "=", (value,))))
@@ -199,13 +196,9 @@ class StoreSearcher:
     def _cosines(self, query: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """Return the cosines of items with the views of a query, float32 [n, m]."""
         parts = [
-            self._vectors_of(ids[start : start + _AT_ONCE].tolist()) @ query.T
-            for start in range(0, len(ids), _AT_ONCE)
+            self._vectors(ids[start : start + _AT_ONCE]) @ query.T for start in range(0, len(ids), _AT_ONCE)
         ]
         return np.concatenate([np.empty((0, len(query)), np.float32), *parts])
-
-    def _best_of_each(self, near: Ranking, column: str) -> Ranking:
-        return _first_of_each(near, self._groups(near.rows, column))
 
     def _groups(self, ids: np.ndarray, column: str) -> dict[int, Any]:
         return {item.id: value_of(item, column) for item in self._engine.items(ids.tolist())}

@@ -6,11 +6,11 @@ They are in the log of decisions and not in the request, so that a condition sta
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 from retrieval.errors import ConditionError, did_you_mean
+from retrieval.files import file_version
 from retrieval.storage.decisions import FILE, DecisionLog
 
 # A name of a collection, or what may only look like one: other text, and names of columns in quotes.
@@ -29,7 +29,7 @@ class Collections:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._read: tuple[tuple[int, ...] | None, dict[str, str]] = (None, {})
+        self._read: tuple[tuple[int, int, int] | None, dict[str, str]] = (None, {})
 
     def expand(self, where: str) -> str:
         """Return a condition with the ids of the collections that it names.
@@ -51,18 +51,9 @@ class Collections:
 
     def _known(self) -> dict[str, str]:
         """Return the test of each collection by its name."""
-        state = _state(self._folder / FILE)
-        if state != self._read[0]:
+        version = file_version(self._folder / FILE)
+        if version != self._read[0]:
             views = DecisionLog(self._folder).views()
             tests = {one.name: f"in ({', '.join(map(str, one.items))})" for one in views if one.items}
-            self._read = state, tests
+            self._read = version, tests
         return self._read[1]
-
-
-def _state(file: Path) -> tuple[int, ...] | None:
-    """Return what tells whether a file that is appended to, or replaced, has changed; None without it."""
-    try:
-        found = os.stat(file)
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -141,9 +141,10 @@ class GalleryTarget:
         own = self.gallery.embedder
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / own.path.name
-            layer = learned if isinstance(learned, Layer) else None
+            layer: Layer | None = None
             if isinstance(learned, Layer):
-                append_layer(own.path, learned, file, note)
+                layer = learned
+                append_layer(own.path, layer, file, note)
             else:
                 learned.write(own, file, note)
             done = self.gallery.reproject(

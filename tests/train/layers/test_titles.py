@@ -24,6 +24,7 @@ from tests.conftest import lookalike_here
 from tests.retrieval.filling import DIM, contents, small_gallery
 from tests.retrieval.killing import OPERATIONS, kill_at_every_step
 from tests.serve.model import write_model
+from tests.train.layers.test_teaching import run
 from train.layers.components import fit_starts
 from train.layers.folding import append_layer
 from train.layers.letters import Bags, LetterEncoder, Letters, coefficients
@@ -65,15 +66,6 @@ def gallery_of(folder: Path, titles: list[str], each: int = 2, noise: float = 1.
 @pytest.fixture
 def gallery(tmp_path: Path) -> Gallery:
     return gallery_of(tmp_path, TITLES)
-
-
-def run(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[dict[str, object], str]:
-    """Run the command in this process, and return its facts and what it printed on stderr."""
-    with pytest.raises(SystemExit) as left:
-        main(["teach", *words, "--json"])
-    out, err = capsys.readouterr()
-    assert left.value.code == code, err
-    return json.loads(out) if out else {}, err
 
 
 # ---- the encoder
