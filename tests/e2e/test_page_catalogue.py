@@ -287,6 +287,8 @@ def test_heatmap_covers_the_picture_at_every_size(page: Page, server: Server, si
 
     def apart() -> float:
         """Return how far the canvas is from what the model has seen: the middle square of the picture."""
+        # Zoomed, it is another file, which may still be on its way.
+        page.wait_for_function("one => one.naturalWidth > 0", arg=image.element_handle())
         left, top, right, bottom = box(image)
         width, height = image.evaluate("one => [one.naturalWidth, one.naturalHeight]")
         side = min(width, height) * min((right - left) / width, (bottom - top) / height)

@@ -112,6 +112,7 @@ def test_reports_are_chosen_and_compared(page: Page) -> None:
     page.get_by_role("tab", name="Evaluation").click()
     expect(page.locator("#report")).to_contain_text("30 query images")
     report.select_option(index=0)
+    expect(page.locator("#report")).to_contain_text("29 query images")
     against.select_option(index=1)
     expect(page.locator("#report")).to_contain_text("difference to")
     expect(page.locator("#report")).to_contain_text(" differs from ")

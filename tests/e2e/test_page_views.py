@@ -32,6 +32,8 @@ def test_result_is_shown_beside_the_query(page: Page, server: Server, gallery: G
     expect(page).to_have_url(re.compile(rf"open={hits[1].id}"))
     page.reload(wait_until="domcontentloaded")
     expect(dialog.get_by_role("heading")).to_contain_text(str(hits[1].label))
+    # The image may be there before the hits that it is one of.
+    expect(dialog).to_contain_text(f"2. result · similarity {hits[1].score:.4f}")
     dialog.get_by_role("button", name="Next image").click()
     expect(page).to_have_url(re.compile(rf"open={hits[2].id}"))
     page.keyboard.press("Escape")

@@ -33,6 +33,7 @@ class Dialog {
     part(box, 'edit').addEventListener('submit', event => { event.preventDefault(); this.#describe(); });
     part(box, 'pane').addEventListener('pointermove', event => this.#pan(event));
     document.addEventListener('lookalike:open', event => address.update({open: event.detail.item}));
+    document.addEventListener('lookalike:results', () => { if (box.open) this.#place(); });
     document.addEventListener('lookalike:live', ({detail}) => { if (detail.changed && box.open) this.#look(); });
     address.onChange(before => { if (before.open !== address.state.open || this.#failed) this.#follow(); });
     this.#follow();
@@ -71,12 +72,10 @@ class Dialog {
   }
 
   #draw({body: item, etag}) {
-    const box = this.#box, {like} = address.state;
+    const box = this.#box;
     this.#item = item;
     this.#etag = etag;
     part(box, 'title').replaceChildren(...breakable(item.label ?? fileName(item.key)));
-    const hit = this.#hit();
-    part(box, 'rank').textContent = hit ? `${hit.place}. result · ${likeness(hit.item)}` : '';
     const image = part(box, 'image');
     image.src = item.thumbnail;
     image.alt = `item ${item.id}, ${item.label ?? 'no label'}`;
@@ -86,13 +85,22 @@ class Dialog {
     const facts = {item: item.id, key: item.key, ...item.metadata};
     part(box, 'facts').replaceChildren(...Object.entries(facts).map(([name, value]) => fact(name, value)));
     this.#zoom(false);
-    this.#heatmap?.reset(hit ? like[0] : null);
+    this.#place(true);
     showViews(part(box, 'views'), this.#api, item);
-    show(part(box, 'compare'), Boolean(this.#heatmap && hit && like.length));
-    for (const name of ['like', 'unlike']) show(part(box, name), like.length > 0);
     if (box.open) return;
     box.showModal();
     part(box, 'close').focus();
+  }
+
+  /** Show the place of the image among the hits, which may come after the dialog, and what can be done with a query. */
+  #place(renewed = false) {
+    const box = this.#box, {like} = address.state, hit = this.#hit();
+    const place = hit ? `${hit.place}. result · ${likeness(hit.item)}` : '';
+    if (!renewed && place === part(box, 'rank').textContent) return;
+    part(box, 'rank').textContent = place;
+    this.#heatmap?.reset(hit ? like[0] : null);
+    show(part(box, 'compare'), Boolean(this.#heatmap && hit && like.length));
+    for (const name of ['like', 'unlike']) show(part(box, name), like.length > 0);
   }
 
   /** Return the hit that the image is, with its place, if hits are shown behind the dialog. */

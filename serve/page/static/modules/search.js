@@ -89,6 +89,7 @@ export class SearchTab {
       this.#filters.calibrated([...answer.hits, ...answer.best ? [answer.best] : []]);
       const [labels] = await Promise.all([this.#labels(), this.#countMatching()]);
       this.#results.draw(answer.hits, labels, {grows, complete: answer.complete});
+      document.dispatchEvent(new CustomEvent('lookalike:results'));
       this.#filters.fault(null);
       if (!grows) this.#news.tell('');
       this.#told = this.#summary(answer, performance.now() - started);
