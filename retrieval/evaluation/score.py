@@ -145,14 +145,14 @@ def evaluate(
         name,
         values,
         by,
-        intervals=_by_key(keys, bootstrap_intervals(table, None if products is None else products[0])),
-        class_intervals={} if over_classes is None else _by_key(keys, over_classes),
+        intervals=by_key(keys, bootstrap_intervals(table, None if products is None else products[0])),
+        class_intervals={} if over_classes is None else by_key(keys, over_classes),
         spreads=spreads,
     )
     per_query = dict(zip(keys, table.T, strict=True))
     return Evaluation(result, evidence.ranking, evidence.similarities, per_query)
 
 
-def _by_key(keys: Sequence[str], intervals: np.ndarray) -> dict[str, tuple[float, float]]:
+def by_key(keys: Sequence[str], intervals: np.ndarray) -> dict[str, tuple[float, float]]:
     """Return intervals, float [keys, 2], by key."""
     return {key: (low, high) for key, (low, high) in zip(keys, intervals.tolist(), strict=True)}

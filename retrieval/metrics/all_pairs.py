@@ -130,7 +130,7 @@ def _compare_block(inputs: Inputs, part: slice, members: list[np.ndarray]) -> Si
             positive = -np.sort(-positive)[:count]  # the query itself, if it is among them, comes last
             easiest[i] = positive[0]
             positives.append(positive)
-            ranks.append(_count_from(row, positive - TIE) + np.arange(1, count + 1))
+            ranks.append(count_from(row, positive - TIE) + np.arange(1, count + 1))
         negative += _histogram(row)
     hardest = cosines.max(1)
     queries, rank = np.repeat(np.arange(len(own)), num_relevant), np.concatenate(ranks)
@@ -147,7 +147,7 @@ def _compare_block(inputs: Inputs, part: slice, members: list[np.ndarray]) -> Si
     )
 
 
-def _count_from(row: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
+def count_from(row: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
     """Count the values of a row that reach each threshold; thresholds descend."""
     if len(thresholds) <= _COUNT_EACH:
         return np.array([np.count_nonzero(row >= threshold) for threshold in thresholds], np.int64)

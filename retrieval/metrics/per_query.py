@@ -48,10 +48,10 @@ def r_precision(ranking: Ranking) -> np.ndarray:
 def average_precision_of_ranks(
     queries: np.ndarray, ranks: np.ndarray, num_relevant: np.ndarray, cutoff: np.ndarray | None = None
 ) -> np.ndarray:
-    """Sum of the precision at each relevant image, divided by the number of relevant images.
+    """Sum of the precision at each relevant image, divided by the number of those that could be there.
 
-    With `cutoff` = `num_relevant` this is MAP@R of a query (Musgrave et al. 2020), without it average
-    precision.
+    With `cutoff` = `num_relevant` this is MAP@R of a query (Musgrave et al. 2020), with another one AP@k, and
+    without it average precision.
 
     Args:
         queries: Query of each relevant image, int [P], ascending.
@@ -64,18 +64,21 @@ def average_precision_of_ranks(
     """
     begin = np.searchsorted(queries, np.arange(len(num_relevant)))
     precisions = (np.arange(1, len(queries) + 1) - begin[queries]) / ranks
+    possible = num_relevant
     if cutoff is not None:
         precisions[ranks > cutoff[queries]] = 0.0
-    return _share(np.bincount(queries, precisions, len(num_relevant)), num_relevant)
+        possible = np.minimum(num_relevant, cutoff)
+    return share(np.bincount(queries, precisions, len(num_relevant)), possible)
 
 
 def r_precision_of_ranks(queries: np.ndarray, ranks: np.ndarray, num_relevant: np.ndarray) -> np.ndarray:
     """Share of relevant images in the R nearest; arguments as for `average_precision_of_ranks`."""
     within = queries[ranks <= num_relevant[queries]]
-    return _share(np.bincount(within, minlength=len(num_relevant)), num_relevant)
+    return share(np.bincount(within, minlength=len(num_relevant)), num_relevant)
 
 
-def _share(found: np.ndarray, num_relevant: np.ndarray) -> np.ndarray:
+def share(found: np.ndarray, num_relevant: np.ndarray) -> np.ndarray:
+    """Return found / num_relevant of each query, float64 [N]; nan for queries without relevant images."""
     shares = np.full(len(num_relevant), np.nan)
     np.divide(found, num_relevant, out=shares, where=num_relevant > 0)
     return shares

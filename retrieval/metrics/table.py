@@ -165,6 +165,16 @@ METRICS = [
         brief=False,
     ),
     Metric(
+        key="map_at_{k}",
+        title="mAP@{k}",
+        meaning="average precision in the top {k}, for queries with lists of images to find",
+    ),
+    Metric(
+        key="trapezoid_ap",
+        title="mAP",
+        meaning="area below the curve of precision and recall, for queries with lists of images to find",
+    ),
+    Metric(
         key="nmi",
         title="NMI",
         meaning="agreement of k-means clusters with the classes",

@@ -59,7 +59,8 @@ def ranking_table(cost: RankingCost) -> str:
 def _interval_lines(result: Result, columns: list[MetricColumn]) -> list[str]:
     """Return the intervals of the metrics that decide, and the spread over repetitions of k-means."""
     lines = []
-    tested = [column for column in columns if column.key in DECIDING and column.key in result.intervals]
+    known = [column for column in columns if column.key in result.intervals]
+    tested = [c for c in known if c.key in DECIDING or c.metric.per_query is None]
     if tested:
         rows = [
             [f"  for {title}", *(interval(found.get(column.key)) for column in tested)]

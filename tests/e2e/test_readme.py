@@ -46,6 +46,13 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "more").mkdir()
     draw(50).save(folder / "more" / "new.png")
     draw(0).save(folder / "query.jpg")
+    shown = sorted((folder / "shop").rglob("*.jpg"))[30:34]  # of them a judged set
+    (folder / "catalogue" / "gallery").mkdir(parents=True)
+    draw(0).save(folder / "catalogue" / "room.jpg")
+    for image in shown:
+        (folder / "catalogue" / "gallery" / image.name).write_bytes(image.read_bytes())
+    rows = [f"room.jpg,gallery/{image.name},relevant\n" for image in shown]
+    (folder / "catalogue" / "judgements.csv").write_text("".join(["query,image,judgement\n", *rows]))
     return folder
 
 

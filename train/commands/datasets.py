@@ -13,6 +13,7 @@ from retrieval import text
 from retrieval.cli import json_option, print_result, print_status
 from train import data as data_sets
 from train.data import inspection
+from train.data.judged import JUDGED
 
 _MOST_LISTED = 10  # problems of each kind; --json has them all
 
@@ -43,10 +44,25 @@ def list_datasets(as_json: bool) -> None:
         }
         for name, k in known.items()
     ]
+    facts += [
+        {
+            "name": name,
+            "title": j.title,
+            "protocol": j.protocol,
+            "images": j.images,
+            "source": "by hand",
+            "by_hand": j.by_hand,
+            "bundled": False,
+            "licence": None,
+        }
+        for name, j in JUDGED.items()
+    ]
     rows = []
     for name, k in known.items():
         data = name if k.bundled else f"{name}:ROOT"
         rows += [(data, f"{k.images:,}", k.source, k.title), ("", "", "", f"  {k.protocol}")]
+    for name, j in JUDGED.items():
+        rows += [(f"{name}:ROOT", f"{j.images:,}", "by hand", j.title), ("", "", "", f"  {j.protocol}")]
     rows += [
         (
             "folder:DIR",
@@ -55,6 +71,7 @@ def list_datasets(as_json: bool) -> None:
             "one folder per class at any depth; top folders train, test: splits",
         ),
         ("csv:FILE", "yours", "", "columns path,label and optionally split, role and coarse"),
+        ("judged:DIR", "yours", "", "gallery/ and judgements.csv with query,image,judgement; for `evaluate`"),
         ("images:DIR", "yours", "", "images without labels, at any depth; for `train` and `analyze rates`"),
         ("hf:USER/NAME", "any", "Hugging Face Hub", "a data set with a column of images and one of labels;"),
         ("", "", "", "  hf:USER/NAME?config=C&label=COLUMN&revision=R chooses among several"),

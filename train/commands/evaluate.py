@@ -13,9 +13,11 @@ from retrieval.commands.device_options import runtime_options
 from retrieval.commands.search_options import combine_options, search_option
 from retrieval.errors import InputError
 from retrieval.files import check_folder
+from retrieval.galleries.database_folder import is_gallery
 from retrieval.search.options import SearchOptions, search_options
 from train import data as data_sets
 from train.commands import DATA_HELP
+from train.data.judged import load_judged
 
 if TYPE_CHECKING:
     from retrieval.gallery import Gallery
@@ -100,6 +102,10 @@ def evaluate(
     That for these classes resamples queries, and is narrower. If a baseline was measured, or the gallery has
     been evaluated with another model, a sentence says whether the model certainly finds more.
 
+    Instance retrieval is measured with judged queries: --data judged:DIR, roxford5k:ROOT, rparis6k:ROOT,
+    gldv2:ROOT or ilias:ROOT. Each query has a list of images to find among distractors, and the report has
+    mAP by protocol. A gallery is searched with its index, and with --rerank, if given.
+
     With --order, --diversity or --rerank, up to 2,000 images of a gallery also search it with and without
     them, and the differences say what they cost: hits of the right label among the first ten.
 
@@ -110,6 +116,7 @@ def evaluate(
       lookalike evaluate shop.gallery --data folder:queries --out report
       lookalike evaluate shop.gallery
       lookalike evaluate shop.gallery --order "score + 0.1 * in_stock desc"
+      lookalike evaluate shop.gallery --data judged:rooms --rerank k-reciprocal
     """
     from retrieval.evaluation.ranking_rules import ranking_cost
     from retrieval.reports.folder import evaluate_and_keep, save_report, set_aside
@@ -119,8 +126,14 @@ def evaluate(
         check_folder(out)
     options = SearchOptions(order=order, diversity=diversity, rerank=rerank)
     is_ranked = options != SearchOptions()
-    if is_ranked and data is not None:
-        raise click.UsageError("--order, --diversity and --rerank are for a gallery; leave out --data")
+    judged = None if data is None else load_judged(data)
+    if is_ranked and data is not None and (judged is None or not is_gallery(target)):
+        raise click.UsageError(
+            "--order, --diversity and --rerank are for a gallery; leave out --data, or give judged queries"
+        )
+    if judged is not None and linear_probe:
+        raise click.UsageError("--linear-probe needs classes, and judged queries have none; leave it out")
+    named = [name for name in baselines if name != "none"]
     cost = None
     if data is None:
         if baselines or which or linear_probe:
@@ -128,6 +141,19 @@ def evaluate(
         gallery = _open_gallery(target, runtime)
         cost = ranking_cost(gallery, options, show_progress=True) if is_ranked else None
         report = evaluate_and_keep(gallery, show_progress=True)
+    elif judged is not None:
+        from train.experiments.judged_evaluation import evaluate_judged
+
+        report = evaluate_judged(
+            target,
+            judged,
+            named,
+            options=options,
+            which=which,
+            runtime=runtime,
+            with_backbone="none" not in baselines,
+            show_progress=True,
+        )
     else:
         from train.experiments import evaluation
 
@@ -135,7 +161,7 @@ def evaluate(
         report = evaluation.evaluate_target(
             target,
             dataset,
-            [name for name in baselines if name != "none"],
+            named,
             which=which,
             linear_probe=linear_probe,
             runtime=runtime,
@@ -159,7 +185,6 @@ def evaluate(
 
 
 def _open_gallery(target: Path, runtime: Runtime) -> Gallery:
-    from retrieval.galleries.database_folder import is_gallery
     from retrieval.gallery import Gallery
 
     if not target.exists():

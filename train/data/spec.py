@@ -10,6 +10,7 @@ from train.data import custom
 from train.data.dataset import DataSet
 from train.data.fetcher import fetch
 from train.data.hub_dataset import from_hub
+from train.data.judged import JUDGED, is_judged
 from train.data.known import KNOWN, read_known
 
 _CUSTOM = {"folder": custom.from_folder, "csv": custom.from_csv, "images": custom.from_images}
@@ -42,11 +43,13 @@ def load(spec: str, *, unlabelled: bool = False) -> DataSet:
         coarse = any(image.coarse for images in splits if images for image in images)
         coarse_name = "coarse label" if coarse else None
         return DataSet(spec, *splits, coarse_name=coarse_name, labelled=name != "images")
+    if is_judged(spec):
+        raise InputError(f"data {spec!r}: judged queries have no classes; they are for `lookalike evaluate`")
     if name == "hf":
         return DataSet(spec, *from_hub(location))
     if name not in KNOWN:
         others = f"known: folder:DIR, csv:FILE, images:DIR, hf:USER/NAME, {', '.join(KNOWN)}"
-        hint = did_you_mean(name, [*_CUSTOM, "hf", *KNOWN], others)
+        hint = did_you_mean(name, [*_CUSTOM, "hf", "judged", *KNOWN, *JUDGED], others)
         if Path(spec).exists():
             hint = f"did you mean '{'folder' if Path(spec).is_dir() else 'csv'}:{spec}'?"
         raise InputError(f"data {spec!r}: unknown data set; {hint}")

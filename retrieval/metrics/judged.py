@@ -1,0 +1,143 @@
+"""Metrics of judged queries: each has its own list of images to find, and of images that do not count.
+
+This is how instance retrieval is measured: the gallery also has distractors, which answer no query. A query
+without an image to find is left out of the means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from retrieval.metrics.all_pairs import count_from
+from retrieval.metrics.per_query import average_precision_of_ranks, share
+from retrieval.metrics.ranking import TIE
+from retrieval.progress import Progress
+
+_CELLS = 1 << 24  # of queries x gallery at once: 64 MB
+
+
+@dataclass(frozen=True)
+class Judgements:
+    """What each query should find.
+
+    Attributes:
+        relevant: Gallery rows to find, for each query, int64 [R_i].
+        ignored: Gallery rows that are removed from the results of each query, int64 [I_i].
+    """
+
+    relevant: Sequence[np.ndarray]
+    ignored: Sequence[np.ndarray]
+
+    @property
+    def num_relevant(self) -> np.ndarray:
+        """Number of images to find, for each query, int64 [N]."""
+        return np.array([len(rows) for rows in self.relevant], np.int64)
+
+
+@dataclass(frozen=True)
+class RelevantRanks:
+    """Where the images to find are in the results of each query, after those that do not count are removed.
+
+    Attributes:
+        queries: Query of each image that was found, int64 [P], ascending.
+        ranks: Its rank, from 1, int64 [P], ascending for each query.
+        num_relevant: Number of images to find, found or not, for each query, int64 [N].
+    """
+
+    queries: np.ndarray
+    ranks: np.ndarray
+    num_relevant: np.ndarray
+
+    def average_precision(self, k: int | None = None) -> np.ndarray:
+        """Return the average precision of each query, float64 [N]; nan where there is nothing to find.
+
+        With k it is AP@k of the Google Landmarks Dataset v2 (Weyand et al. 2020, section 5.2) and of ILIAS
+        (Kordopatis-Zilos et al. 2025): the sum of the precision at each image found among the first k,
+        divided by min(k, number of images to find).
+        """
+        cutoff = None if k is None else np.full(len(self.num_relevant), k)
+        return average_precision_of_ranks(self.queries, self.ranks, self.num_relevant, cutoff)
+
+    def trapezoid_average_precision(self) -> np.ndarray:
+        """Return the area below the curve of precision and recall, float64 [N]; nan as above.
+
+        That is the average precision of the Oxford and Paris buildings (Philbin et al. 2007; Radenovic et al.
+        2018): each image found adds the mean of the precisions before and after it.
+        """
+        place = self._place()
+        before = np.divide(place, self.ranks - 1, out=np.ones(len(place)), where=self.ranks > 1)
+        sums = np.bincount(self.queries, (before + (place + 1) / self.ranks) / 2, len(self.num_relevant))
+        return share(sums, self.num_relevant)
+
+    def precision(self, ks: Sequence[int]) -> np.ndarray:
+        """Return the precision of each query among its first K, float64 [N, len(ks)]; nan as above.
+
+        As in the revisited Oxford and Paris (Radenovic et al. 2018), results beyond the last image to find do
+        not count: K is at most its rank.
+        """
+        last = np.zeros(len(self.num_relevant), np.int64)
+        np.maximum.at(last, self.queries, self.ranks)
+        found = np.stack([np.bincount(self.queries[self.ranks <= k], minlength=len(last)) for k in ks], 1)
+        shares: np.ndarray = found / np.maximum(np.minimum(last[:, None], ks), 1)
+        return np.where(self.num_relevant[:, None] > 0, shares, np.nan)
+
+    def recall(self, ks: Sequence[int]) -> np.ndarray:
+        """Whether one of the K first results is right: 0 or 1, float64 [N, len(ks)]; nan as above."""
+        first = np.full(len(self.num_relevant), np.iinfo(np.int64).max)
+        np.minimum.at(first, self.queries, self.ranks)
+        found: np.ndarray = np.less_equal(first[:, None], np.array(ks)).astype(np.float64)
+        found[self.num_relevant == 0] = np.nan
+        return found
+
+    def _place(self) -> np.ndarray:
+        """Return the number of images of the same query found before each, int64 [P]."""
+        begin = np.searchsorted(self.queries, np.arange(len(self.num_relevant)))
+        place: np.ndarray = np.arange(len(self.queries)) - begin[self.queries]
+        return place
+
+
+def rank_judged(
+    query: np.ndarray, gallery: np.ndarray, judgements: Judgements, *, show_progress: bool = False
+) -> RelevantRanks:
+    """Rank the images to find by cosine; among similarities within `TIE`, others come first.
+
+    Args:
+        query: Query embeddings, float32 [N, D], unit length.
+        gallery: Gallery embeddings, float32 [M, D], unit length.
+        judgements: What each of the N queries should find.
+        show_progress: Whether to report progress on stderr.
+    """
+    ranks = [np.empty(0, np.int64)]
+    step = max(1, _CELLS // len(gallery))
+    with Progress("searching", len(query), "queries", show=show_progress) as progress:
+        for start in range(0, len(query), step):
+            cosines = query[start : start + step] @ gallery.T  # [b, M]
+            for number, row in enumerate(cosines, start):
+                relevant = judgements.relevant[number]
+                positive = -np.sort(-row[relevant])
+                row[relevant] = row[judgements.ignored[number]] = -np.inf
+                ranks.append(count_from(row, positive - TIE) + np.arange(1, len(positive) + 1))
+            progress.update(len(cosines))
+    sizes = judgements.num_relevant
+    return RelevantRanks(np.repeat(np.arange(len(sizes)), sizes), np.concatenate(ranks), sizes)
+
+
+def rank_hits(rows: np.ndarray, size: int, judgements: Judgements) -> RelevantRanks:
+    """Return where the images to find are among the hits of a search.
+
+    Args:
+        rows: Gallery rows that each query found, best first, int64 [N, k]; -1 beyond the last one.
+        size: Number of gallery rows, M.
+        judgements: What each of the N queries should find.
+    """
+    keys = rows + size * np.arange(len(rows))[:, None]  # of pairs of query and row
+    relevant, ignored = (
+        np.isin(keys, np.concatenate([size * n + one for n, one in enumerate(side)])) & (rows >= 0)
+        for side in (judgements.relevant, judgements.ignored)
+    )
+    ranks = np.cumsum(~ignored, 1)
+    queries, columns = np.nonzero(relevant)
+    return RelevantRanks(queries, ranks[queries, columns], judgements.num_relevant)
