@@ -44,6 +44,7 @@ from retrieval.model.embedder import Embedder
 from retrieval.model.layer import Layer
 from retrieval.model.runtime import Runtime
 from retrieval.search.index import IndexWork
+from retrieval.search.options import NEAR_DUPLICATE, Duplicates
 from retrieval.storage.identity import check_storage
 from retrieval.storage.records import IndexSpec
 from retrieval.stores.address import Address
@@ -229,10 +230,6 @@ class Gallery(SearchableGallery):
         show_progress: bool,
     ) -> ImportResult: ...
 
-    @abstractmethod
-    def fixed(self) -> Gallery:
-        """Return a gallery for long work, whose state does not change meanwhile, if it has states."""
-
     def check_reachable(self) -> None:
         """Raise a `StoreError` if the database of the gallery, if it has one, does not answer."""
 
@@ -259,6 +256,7 @@ class Gallery(SearchableGallery):
         reindex: bool = False,
         retry: bool = False,
         max_bad: float | None = None,
+        duplicates: Duplicates = "keep",
         show_progress: bool = False,
     ) -> IngestResult:
         """Embed and add new and changed images.
@@ -272,6 +270,8 @@ class Gallery(SearchableGallery):
             retry: Retry files that were unusable in an earlier run and have not changed since.
             max_bad: Stop if a larger share of the files, counted over at least 100, is unusable; `None` for
                 the default of `lookalike index add`.
+            duplicates: "refuse" leaves out new images that are near-duplicates of others, in the gallery or
+                among those added before them.
             show_progress: Print progress on stderr.
 
         Raises:
@@ -283,6 +283,7 @@ class Gallery(SearchableGallery):
             index=index,
             reindex=reindex,
             policy=BadFilePolicy(retry, MAX_BAD if max_bad is None else max_bad),
+            duplicates=duplicates,
             show_progress=show_progress,
         )
 
@@ -295,6 +296,7 @@ class Gallery(SearchableGallery):
         policy: BadFilePolicy | None = None,
         embed: BatchSource | None = None,
         command: str = "add",
+        duplicates: Duplicates = "keep",
         ignore_decisions: bool = False,
         show_progress: bool = False,
     ) -> IngestResult:
@@ -307,6 +309,7 @@ class Gallery(SearchableGallery):
             policy: Treatment of unusable files.
             embed: Embeds the images; `None` for this process.
             command: Name of this run in the gallery's history.
+            duplicates: What becomes of new images that are near-duplicates of others.
             ignore_decisions: Add images that were removed by hand, and keep labels as the sources have them.
             show_progress: Print progress on stderr.
 
@@ -324,6 +327,7 @@ class Gallery(SearchableGallery):
             policy=policy,
             source=embed,
             command=command,
+            duplicates=duplicates,
             ignore_decisions=ignore_decisions,
             show_progress=show_progress,
         )
@@ -354,7 +358,7 @@ class Gallery(SearchableGallery):
     # ---- curation
 
     def duplicates(
-        self, min_score: float = 0.95, *, exact: bool = False, show_progress: bool = False
+        self, min_score: float = NEAR_DUPLICATE, *, exact: bool = False, show_progress: bool = False
     ) -> NearDuplicates:
         """Find groups of near-duplicates.
 
@@ -480,10 +484,6 @@ class FileGallery(FilesView, Gallery):
     ) -> ImportResult:
         return import_into_files(folder, origin, index=index, storage=storage, show_progress=show_progress)
 
-    def fixed(self) -> Gallery:
-        """Return another object of the present state, whose state does not change."""
-        return FileGallery(self.folder, root=self.root, runtime=self._runtime)
-
     def editor(self) -> Editor:
         """See `Gallery.editor`."""
         return Editor(FileWriter(self.folder))
@@ -571,10 +571,6 @@ class DatabaseGallery(DatabaseView, Gallery):
         return import_into_database(
             folder, origin, store, recall=index.recall, storage=storage, show_progress=show_progress
         )
-
-    def fixed(self) -> Gallery:
-        """Return the gallery itself: it has no states, and an embedded database cannot be opened twice."""
-        return self
 
     def check_reachable(self) -> None:
         """Raise a `StoreError` if the database does not answer."""

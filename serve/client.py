@@ -27,7 +27,7 @@ import httpx
 from pydantic import BaseModel, Field
 
 from retrieval.errors import InputError
-from retrieval.search.options import SearchKeywords, SearchOptions, takes_search_options
+from retrieval.search.options import Duplicates, SearchKeywords, SearchOptions, takes_search_options
 from serve.addresses import API, api_of
 from serve.exchanges import Asynchronous, Blocking, Found, ListingSteps, Request, Steps, exchange, listing
 from serve.wire.decisions import Decision, DecisionsAnswer, UndoAnswer
@@ -123,9 +123,10 @@ class ApiError(Exception):
 
 
 class Added(Image):
-    """The result of adding an image; it is not new if the gallery had its bytes already."""
+    """The result of adding an image; it is not new if the gallery had its bytes, or one like it, already."""
 
     is_new: bool = Field(description="Whether it was added.")
+    similarity: float | None = Field(None, description="To the image, if it was refused as a near-duplicate.")
     conflict: Conflict | None = Field(description="If it was not, what was asked for it and not stored.")
 
 
@@ -409,6 +410,7 @@ class Requests:
         *,
         label: str | None = None,
         metadata: Mapping[str, str | int | float | None] | None = None,
+        duplicates: Duplicates = "keep",
     ) -> Steps[list[Added | ApiError]]:
         """Add images to the gallery, if the server allows it. Return the result of each, or its error.
 
@@ -416,6 +418,8 @@ class Requests:
             images: At most 64 paths, whose last part becomes the key, bytes of files, or Pillow images.
             label: Label of all images.
             metadata: Metadata of all images.
+            duplicates: "refuse" does not add images that look like another one, of the gallery or among
+                those before them.
 
         Raises:
             ApiError: The server refuses the request.
@@ -424,6 +428,7 @@ class Requests:
         names = [Path(source).name if isinstance(source, str | Path) else "" for source in sources]
         files = [base64.b64encode(_bytes(source)).decode() for source in sources]
         body = _without_none({"images": files, "names": names, "label": label, "metadata": metadata})
+        body |= {} if duplicates == "keep" else {"duplicates": duplicates}
         try:
             return (yield from self._ask(_additions, "POST", "/items", json=body))
         except ApiError as error:
@@ -854,7 +859,12 @@ def _additions(content: bytes) -> list[Added | ApiError]:
     def read(result: AddResult) -> Added | ApiError:
         if result.image is None:
             return _problem(result.problem)
-        return Added(**dict(result.image), is_new=bool(result.added), conflict=result.conflict)
+        return Added(
+            **dict(result.image),
+            is_new=bool(result.added),
+            similarity=result.similarity,
+            conflict=result.conflict,
+        )
 
     return [read(result) for result in AddAnswer.model_validate_json(content).results]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
@@ -34,6 +34,7 @@ from retrieval.ingest.sources import Sources
 from retrieval.ingest.tables import TableReport
 from retrieval.model.embedder import Embedder
 from retrieval.model.runtime import Runtime
+from retrieval.search.options import Duplicates
 from retrieval.storage.identity import has_text
 from retrieval.storage.records import IndexSpec
 from retrieval.stores.address import Address
@@ -204,6 +205,14 @@ def build(
 @click.argument("gallery", type=_FILE)
 @_source_options
 @click.option("--model", type=_FILE, help="Check that the gallery was built with this model.")
+@click.option(
+    "--duplicates",
+    type=click.Choice(get_args(Duplicates)),
+    default="keep",
+    show_default=True,
+    help="New images that look like another one, in the gallery or among IMAGES: add them, or leave them "
+    "out and list them.",
+)
 @product_option
 @retry_option
 @max_bad_option
@@ -220,6 +229,7 @@ def add(
     table: Path | None,
     root: Path | None,
     model: Path | None,
+    duplicates: Duplicates,
     product: str | None,
     retry: bool,
     max_bad: float,
@@ -239,6 +249,13 @@ def add(
       lookalike index add shop.gallery photos --metadata prices.csv
       lookalike index add shop.gallery /mnt/photos --engine ray --ray-address auto
       lookalike index add shop.gallery --product sku
+
+    With --duplicates refuse, a new image is left out if its similarity to another one is 0.95 or more, the
+    threshold of `lookalike check duplicates`. The files stay where they are: a later run without the option,
+    or a sync, adds them.
+
+    \b
+      lookalike index add shop.gallery photos/new --duplicates refuse
     """
     if ray is not None:
         Gallery.kind(gallery).check_has("ray", gallery)
@@ -254,6 +271,7 @@ def add(
         Sources(images, list_file, table, root),
         policy=BadFilePolicy(retry, max_bad),
         embed=embed,
+        duplicates=duplicates,
         ignore_decisions=ignore_decisions,
         show_progress=True,
     )
@@ -499,6 +517,7 @@ def _report(
         "bad": _bad_facts(result),
         "table": table_facts(result.table),
         "duplicates": result.duplicates,
+        "refused": [vars(one) for one in result.refused],
     }
     print_result(facts, as_json, summary(gallery, result))
     print_details(result)
@@ -514,6 +533,9 @@ def print_details(result: IngestResult) -> None:
         _print_list(
             f"{pluralize(copies, 'image')} with the same bytes as another image; all are kept:", groups
         )
+    if result.refused:
+        lines = [f"{one.path}: {one.score:.4f} like {one.key} (item {one.id})" for one in result.refused]
+        _print_list(f"{pluralize(len(lines), 'near-duplicate')} left out:", lines)
     _print_bad(result)
     print_table_report(result.table)
 
@@ -570,6 +592,8 @@ def summary(gallery: SearchableGallery, result: IngestResult) -> str:
     if result.withheld:
         left_out = f"{pluralize(result.withheld, 'file')} left out, whose image was removed by hand"
         text += f" ({left_out}: `lookalike check decisions`)"
+    if result.refused:
+        text += f" ({pluralize(len(result.refused), 'near-duplicate')} left out)"
     if result.unmatched:
         text += (
             f" ({pluralize(result.unmatched, 'row')} of the table for files that are not among the images)"

@@ -10,6 +10,7 @@ import numpy as np
 from retrieval.curation.duplicate_groups import Group, NearDuplicates
 from retrieval.curation.near_pairs import Components, connect_near
 from retrieval.galleries.files import FilesView
+from retrieval.search.options import NEAR_DUPLICATE
 from retrieval.search.snapshot import Snapshot
 from retrieval.storage.queries import repeated_contents
 
@@ -19,7 +20,7 @@ _MEASURED = 10_000  # members of a group up to which all pairs are scored
 
 
 def find_in_files(
-    gallery: FilesView, min_score: float = 0.95, *, exact: bool = False, show_progress: bool = False
+    gallery: FilesView, min_score: float = NEAR_DUPLICATE, *, exact: bool = False, show_progress: bool = False
 ) -> NearDuplicates:
     """Find groups of near-duplicates.
 

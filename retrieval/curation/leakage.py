@@ -11,6 +11,7 @@ from retrieval.errors import InputError
 from retrieval.galleries.items import Item
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.progress import Progress
+from retrieval.search.options import NEAR_DUPLICATE
 from retrieval.search.vectors import bounded_cosine
 from retrieval.storage.records import Value
 
@@ -56,7 +57,7 @@ class Leakage:
 def find_leakage(
     train: SearchableGallery,
     test: SearchableGallery,
-    min_score: float = 0.95,
+    min_score: float = NEAR_DUPLICATE,
     *,
     show_progress: bool = False,
 ) -> Leakage:

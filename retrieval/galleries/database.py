@@ -305,6 +305,10 @@ class DatabaseView(SearchableGallery):
             raise StoreError(str(error)) from error
         self._recount()
 
+    def fixed(self) -> Self:
+        """Return the gallery itself: it has no states, and an embedded database cannot be opened twice."""
+        return self
+
     @property
     def index_kind(self) -> str:
         """Kind of the index; "flat" compares all vectors."""

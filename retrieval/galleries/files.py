@@ -209,6 +209,10 @@ class FilesView(SearchableGallery):
                 if not (left and self.replaced()):  # while it was loaded
                     raise
 
+    def fixed(self) -> Self:
+        """Return another object of the present state, whose state does not change."""
+        return type(self)(self.folder, root=self.root, runtime=self._runtime)
+
     # ---- index
 
     def index_new(

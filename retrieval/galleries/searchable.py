@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 import numpy as np
 
@@ -262,6 +262,10 @@ class SearchableGallery(Displayed, ABC):
     @abstractmethod
     def refresh(self) -> None:
         """Load the state committed last."""
+
+    @abstractmethod
+    def fixed(self) -> Self:
+        """Return a gallery for long work, whose state does not change meanwhile, if it has states."""
 
     @property
     @abstractmethod

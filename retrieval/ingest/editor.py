@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from retrieval.errors import InputError
 from retrieval.files import now
 from retrieval.galleries.writer import Writer
+from retrieval.ingest.admission import Admission
 from retrieval.ingest.uploads import StoredUpload, Upload, store_uploads
 from retrieval.storage.decisions import DecisionLog, decide
 from retrieval.storage.manifest import Manifest
@@ -39,15 +40,21 @@ class Editor:
         return self._writer.writing()
 
     def add(
-        self, uploads: Sequence[Upload], label: str | None, metadata: Mapping[str, Value] | None
+        self,
+        uploads: Sequence[Upload],
+        label: str | None,
+        metadata: Mapping[str, Value] | None,
+        door: Admission | None = None,
     ) -> list[StoredUpload]:
         """Store uploads with their files, and return the item of each; known bytes are not stored again.
+
+        Near-duplicates are not stored, either, if a door refuses them.
 
         Raises:
             InputError: The metadata does not fit the gallery's columns. Nothing is changed.
             LookalikeError: Writing failed. Nothing is changed.
         """
-        return store_uploads(self._writer, uploads, label, metadata)
+        return store_uploads(self._writer, uploads, label, metadata, door)
 
     def remove(self, ids: Sequence[int]) -> None:
         """Remove items, and their files if they were uploaded. The decision is logged.

@@ -9,19 +9,24 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
+from typing import NamedTuple
+
+import numpy as np
 
 from retrieval.errors import ImageError, InputError, LookalikeError
 from retrieval.files import now
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.images.decode import KnownFile
 from retrieval.images.location import Location, locate_item
+from retrieval.ingest.admission import Admission, Arrival, Original
 from retrieval.ingest.committer import Batch, Committer, ItemDraft
 from retrieval.ingest.file_plan import changes_of, known_roots, moved_item, plan_indexing
-from retrieval.ingest.pipeline import Embedded, EmbeddedBatch, embed_ahead
+from retrieval.ingest.pipeline import EmbeddedBatch, embed_ahead
 from retrieval.ingest.replay import replay, withhold
 from retrieval.ingest.sources import Scan, Sources, collect
 from retrieval.ingest.tables import TableReport
 from retrieval.progress import Progress
+from retrieval.search.options import Duplicates
 from retrieval.storage.planning import (
     Comparison,
     ExistingItem,
@@ -78,6 +83,23 @@ class BadFilePolicy:
         )
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """A near-duplicate that was not added.
+
+    Attributes:
+        path: Its file.
+        id: Id of the item that it duplicates.
+        key: Key of that item.
+        score: Cosine similarity of both.
+    """
+
+    path: str
+    id: int
+    key: str
+    score: float
+
+
 @dataclass
 class IngestResult:
     """Result of an indexing run.
@@ -97,6 +119,7 @@ class IngestResult:
         bad: Unusable files.
         table: What does not fit the types of the columns of the metadata table.
         duplicates: Groups of keys of items with identical bytes, for groups that contain a new item.
+        refused: Near-duplicates that were not added.
     """
 
     added: int = 0
@@ -113,6 +136,7 @@ class IngestResult:
     bad: list[BadFile] = field(default_factory=list)
     table: TableReport = field(default_factory=TableReport)
     duplicates: list[list[str]] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -139,6 +163,7 @@ def add_images(
     policy: BadFilePolicy | None = None,
     source: BatchSource | None = None,
     command: str = "add",
+    duplicates: Duplicates = "keep",
     ignore_decisions: bool = False,
     show_progress: bool = False,
 ) -> IngestResult:
@@ -158,6 +183,7 @@ def add_images(
         policy: Treatment of unusable files.
         source: Embeds the images; `None` for this process.
         command: Name of this run in the gallery's history.
+        duplicates: What becomes of new images that are near-duplicates of others.
         ignore_decisions: Add images that were removed by hand, and keep labels as the sources have them.
         show_progress: Print progress on stderr.
 
@@ -172,7 +198,15 @@ def add_images(
         found = collect(sources, known_roots(table))
         if not ignore_decisions:
             withhold(gallery.folder, found)
-        result = ingest(gallery, table, found, policy=policy, source=source, show_progress=show_progress)
+        result = ingest(
+            gallery,
+            table,
+            found,
+            policy=policy,
+            source=source,
+            duplicates=duplicates,
+            show_progress=show_progress,
+        )
         if not ignore_decisions:
             replay_into(gallery, result)
         finish_run(
@@ -188,6 +222,7 @@ def ingest(
     *,
     policy: BadFilePolicy | None = None,
     source: BatchSource | None = None,
+    duplicates: Duplicates = "keep",
     show_progress: bool = False,
 ) -> IngestResult:
     """Bring a gallery, whose items are in a table, up to date with the files of a scan.
@@ -196,7 +231,15 @@ def ingest(
     """
     policy = policy or BadFilePolicy()
     plan = plan_indexing(gallery.writer, table, found, retry=policy.retry, show_progress=show_progress)
-    return carry_out(gallery, plan, found, policy=policy, source=source, show_progress=show_progress)
+    return carry_out(
+        gallery,
+        plan,
+        found,
+        policy=policy,
+        source=source,
+        duplicates=duplicates,
+        show_progress=show_progress,
+    )
 
 
 def carry_out(
@@ -206,6 +249,7 @@ def carry_out(
     *,
     policy: BadFilePolicy | None = None,
     source: BatchSource | None = None,
+    duplicates: Duplicates = "keep",
     remove_gone: bool = False,
     show_progress: bool = False,
 ) -> IngestResult:
@@ -220,6 +264,7 @@ def carry_out(
         found: The scan that the plan was made from.
         policy: Treatment of unusable files.
         source: Embeds the images; `None` for this process.
+        duplicates: What becomes of new images that are near-duplicates of others.
         remove_gone: In the end, remove the items whose file is gone.
         show_progress: Print progress on stderr.
 
@@ -241,13 +286,15 @@ def carry_out(
         writer.amend(changes)
         result.described += len(changes)
     with Progress("embedding", plan.todo_count, show=show_progress) as progress:
-        _Run(gallery, plan, result, policy, source or embed_here).run(progress)
+        door = Admission(gallery.fixed()) if duplicates == "refuse" else None
+        run = _Run(gallery, plan, result, policy, source or embed_here, door)
+        run.run(progress)
     if outdated := plan.renamed():
         result.removed += writer.remove(outdated)
     for gone in plan.gone_items() if remove_gone else ():
         result.removed += writer.remove(gone)
     gallery.refresh()
-    result.duplicates = plan.duplicates()
+    result.duplicates, result.refused = plan.duplicates(), run.refusals()
     return result
 
 
@@ -293,6 +340,14 @@ def embed_here(
             yield [reading.popleft() for _ in batch.files], batch
 
 
+class _Arrived(NamedTuple):
+    """An image to add, its vector, float32 [D], and whether that is the one of another item."""
+
+    draft: ItemDraft
+    vector: np.ndarray
+    is_copy: bool = False
+
+
 class _Run:
     """One indexing run: embeds the images of a plan, with periodic commits.
 
@@ -306,9 +361,11 @@ class _Run:
         result: IngestResult,
         policy: BadFilePolicy,
         source: BatchSource,
+        door: Admission | None,
     ) -> None:
         self._gallery, self._plan, self._result, self._policy = gallery, plan, result, policy
-        self._source = source
+        self._source, self._door = source, door
+        self._refused: list[tuple[ImageFile, Original]] = []
         # Items with the bytes of the files that are being read, and the number of those files.
         self._known: dict[str, tuple[list[ItemPlace], int]] = {}
         self._lock = Lock()
@@ -376,21 +433,45 @@ class _Run:
     # ---- one batch
 
     def _process(self, files: Sequence[PlannedFile], batch: EmbeddedBatch) -> None:
-        read = [(*planned, found) for planned, found in zip(files, batch.files, strict=True)]
-        if len(batch.vectors):
-            self._collected.vectors.append(batch.vectors)
-            for image, existing, found in read:
-                if isinstance(found, Embedded):
-                    self._add(ItemDraft(image, existing, *found))
-        for image, existing, found in read:
+        vectors, arrived = iter(batch.vectors), list[_Arrived]()
+        for (image, existing), found in zip(files, batch.files, strict=True):
             if isinstance(found, ImageError):
                 self._record_bad(BadFile(image.stamp, found.reason, found.detail), existing is not None)
             elif isinstance(found, KnownFile):
-                self._reuse_vector(image, existing, found.content_sha256)
+                arrived += self._reuse_vector(image, existing, found.content_sha256)
+            else:
+                arrived.append(_Arrived(ItemDraft(image, existing, *found), next(vectors)))
+        for one in arrived if self._door is None else self._admitted(arrived, self._door):
+            self._collected.drafts.append(one.draft)
+            self._collected.vectors.append(one.vector[None])
+            self._result.replaced += one.draft.existing is not None
+            self._result.copied += one.is_copy
 
-    def _add(self, draft: ItemDraft) -> None:
-        self._collected.drafts.append(draft)
-        self._result.replaced += draft.existing is not None
+    def _admitted(self, arrived: Sequence[_Arrived], door: Admission) -> Iterator[_Arrived]:
+        """Yield those of some images that are no near-duplicates, and note the others."""
+        originals = door.review(
+            [
+                Arrival(one.vector, one.draft.content, one.draft.existing and one.draft.existing.id)
+                for one in arrived
+            ]
+        )
+        for one, original in zip(arrived, originals, strict=True):
+            if original is None:
+                yield one
+            else:
+                self._refused.append((one.draft.image, original))
+
+    def refusals(self) -> list[Refusal]:
+        """Return the near-duplicates that were not added, once the run is over."""
+        writer = self._gallery.writer
+        added = {original.image for _, original in self._refused if isinstance(original.image, str)}
+        by_content = writer.ids_by_content(sorted(added))
+        ids = [original.id(by_content) for _, original in self._refused]
+        keys = {item.id: item.key for item in writer.items(sorted({*ids}))}
+        return [
+            Refusal(image.stamp.shown, id, keys.get(id, ""), original.score)
+            for id, (image, original) in zip(ids, self._refused, strict=True)
+        ]
 
     def _record_bad(self, file: BadFile, has_item: bool) -> None:
         """Record an unusable file; keep the item of a file that is only unreachable at present."""
@@ -399,8 +480,14 @@ class _Run:
         else:
             self._collected.bad.append(file)
 
-    def _reuse_vector(self, image: ImageFile, existing: ExistingItem | None, content: str) -> None:
-        """Handle an image whose bytes are embedded already: a new modification time, a move or a copy."""
+    def _reuse_vector(
+        self, image: ImageFile, existing: ExistingItem | None, content: str
+    ) -> Iterator[_Arrived]:
+        """Handle an image whose bytes are embedded already: a new modification time, a move or a copy.
+
+        Yields:
+            The copy.
+        """
         items = self._take_known(content)
         if existing and existing.id in (i.id for i in items) and image.id in (None, existing.key):
             stamp = image.stamp if image.has_own_label else replace(image.stamp, label=existing.label)
@@ -412,9 +499,8 @@ class _Run:
             self._move(image, moved)
         else:
             first = items[0]
-            self._collected.vectors.append(self._gallery.vector(first.id)[None])
-            self._add(ItemDraft(image, existing, content, first.width, first.height))
-            self._result.copied += 1
+            draft = ItemDraft(image, existing, content, first.width, first.height)
+            yield _Arrived(draft, self._gallery.vector(first.id), is_copy=True)
 
     def _has_moved(self, item: ItemPlace, image: ImageFile) -> bool:
         """Return whether an item's file is gone, so that `image` may be the same file at a new path."""
@@ -458,4 +544,6 @@ class _Run:
         """Count what was committed."""
         self._result.added += len(batch.drafts)  # first: an interruption may come at any time
         self._result.bad += batch.bad
+        if self._door is not None:
+            self._door.committed(len(batch.drafts))
         self._plan.note_added([draft.content for draft in batch.drafts])

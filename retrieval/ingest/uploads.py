@@ -14,6 +14,7 @@ import numpy as np
 from retrieval.files import atomic_write, now
 from retrieval.galleries.writer import Writer
 from retrieval.images.load import open_bytes
+from retrieval.ingest.admission import Admission, Arrival, Original
 from retrieval.storage.records import UPLOADS, FileStamp, NewItem, Value
 from retrieval.system import fsync_folder
 
@@ -46,11 +47,14 @@ class StoredUpload:
 
     Attributes:
         id: Item id.
-        is_new: False if the gallery had an item with the same bytes before.
+        is_new: False if the gallery had an item with the same bytes before, or a near-duplicate.
+        similarity: Cosine similarity to the item, of which it is a near-duplicate; `None` if the item has its
+            bytes.
     """
 
     id: int
     is_new: bool
+    similarity: float | None = None
 
 
 def store_uploads(
@@ -58,6 +62,7 @@ def store_uploads(
     uploads: Sequence[Upload],
     label: str | None = None,
     metadata: Mapping[str, Value] | None = None,
+    door: Admission | None = None,
 ) -> list[StoredUpload]:
     """Store uploads and their files at once. Call it inside `writer.writing()`.
 
@@ -69,6 +74,7 @@ def store_uploads(
         uploads: Images to store.
         label: Label of all uploads.
         metadata: Metadata of all uploads, by column.
+        door: Refuses near-duplicates; `None` to store them.
 
     Returns:
         The item of each upload.
@@ -82,6 +88,11 @@ def store_uploads(
     for upload in uploads:
         if upload.digest not in ids:
             new.setdefault(upload.digest, upload)
+    near: dict[str, Original] = {}
+    if door is not None:
+        reviewed = door.review([Arrival(upload.vector, upload.digest) for upload in new.values()])
+        near = {digest: one for digest, one in zip(new, reviewed, strict=True) if one is not None}
+        new = {digest: upload for digest, upload in new.items() if digest not in near}
     if new:
         started, items = now(), list[NewItem]()
         writer.check_metadata(given, [("metadata", given)])
@@ -94,7 +105,12 @@ def store_uploads(
         writer.record_run("add", started, {"added": len(items)})
         writer.merge()
         ids |= writer.ids_by_content([*new])
-    return [StoredUpload(ids[one.digest], new.get(one.digest) is one) for one in uploads]
+    return [
+        StoredUpload(near[one.digest].id(ids), False, near[one.digest].score)
+        if one.digest in near
+        else StoredUpload(ids[one.digest], new.get(one.digest) is one)
+        for one in uploads
+    ]
 
 
 def _write_files(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sized
 from dataclasses import dataclass, field, fields
 from functools import cache, wraps
 from types import NoneType
-from typing import Any, TypedDict, TypeVar, get_args, get_type_hints
+from typing import Any, Literal, TypedDict, TypeVar, get_args, get_type_hints
 
 from retrieval.errors import InputError, did_you_mean
 
@@ -29,6 +29,9 @@ EACH = "id"  # column of which every image has a value of its own
 # Candidates of k-reciprocal re-ranking: k, but within these limits, since all are compared with each other.
 # An order by a column has the most of them.
 CANDIDATES, MOST_CANDIDATES = 200, 1000
+NEAR_DUPLICATE = 0.95  # cosine similarity from which on two images count as near-duplicates, by default
+Duplicates = Literal["keep", "refuse"]
+"""What becomes of near-duplicates that are to be added."""
 
 
 class SearchKeywords(TypedDict, total=False):

@@ -36,18 +36,24 @@ router = APIRouter()
     summary="Add images to the gallery.",
     status_code=201,
     responses={
-        200: {"model": AddAnswer, "description": "The gallery had all of the images already."},
+        200: {
+            "model": AddAnswer,
+            "description": "The gallery had all of the images already, or near-duplicates that were refused.",
+        },
         201: {"model": AddAnswer, "description": "A result or a problem for each image."},
         **documented(*BODY, NoModelError, ImageError, *_CHANGE_ERRORS),
     },
-    openapi_extra=accepts(AddRequest, image="images", files="images", texts=("label", "metadata")),
+    openapi_extra=accepts(
+        AddRequest, image="images", files="images", texts=("label", "metadata", "duplicates")
+    ),
 )
 async def add_items(
     request: Request, parameters: Annotated[AddParameters, Query()], service: Service, workers: RequestWorkers
 ) -> Response:
     """Send the bytes of an image, a form with a file `images` for each, or JSON; in a form, `metadata` is
-    JSON. The gallery keeps the files. Bytes that it has already are not added again; if they are sent with
-    another label or other metadata, the result has a `conflict`. An unusable image does not affect the
+    JSON. The gallery keeps the files. Bytes that it has already are not added again, nor near-duplicates with
+    `duplicates=refuse`, whose result has their `similarity` to the `image` that is there; if they are sent
+    with another label or other metadata, the result has a `conflict`. An unusable image does not affect the
     others; if it is the only one, the response is its problem."""
     changes.check_allowed(service)
     body = await read_body(request, JSON, FORM, BYTES)
@@ -59,7 +65,7 @@ async def add_items(
         query = validate(AddRequest, values)
         names = query.names or [""] * len(query.images)
         images = list(zip(names, query.images, strict=True))
-        found = changes.add(service, images, query.label, query.metadata)
+        found = changes.add(service, images, query.label, query.metadata, duplicates=query.duplicates)
         for number, one in enumerate(found):
             if isinstance(one, InputError):
                 one.pointer = f"#/images/{number}"
@@ -95,6 +101,8 @@ def _result(
     if isinstance(found, InputError):
         return AddResult(problem=problem_details(found, request))
     result = AddResult(image=Image(**image_fields(found.item, summary)), added=found.is_new)
+    if found.similarity is not None:
+        result.similarity = round(found.similarity, 6)
     if not found.is_new and (conflict := _conflict(found, query, summary)):
         result.conflict = conflict
     return result
@@ -110,6 +118,7 @@ def _conflict(found: changes.AddedImage, query: AddRequest, summary: GallerySumm
     stored = f"label {item.label!r}" if item.label else "no label"
     others = [] if label is None else [f"label {label!r}"]
     others += [f"metadata {', '.join(map(repr, metadata))}"] if metadata else []
-    what = f"image {item.id} has the same bytes and {stored}; {' and '.join(others)} was not stored"
+    what = "has the same bytes" if found.similarity is None else "looks like it"
+    what = f"image {item.id} {what} and has {stored}; {' and '.join(others)} was not stored"
     detail = f"{what}: change it with PATCH {summary.address}/items/{item.id}"
     return AddConflict(label=label, metadata=metadata or None, detail=detail)

@@ -14,8 +14,10 @@ import numpy as np
 
 from retrieval.errors import InputError, LockedError, LookalikeError, StoreError, pointing
 from retrieval.galleries.items import Item, item_values
+from retrieval.ingest.admission import Admission
 from retrieval.ingest.editor import Editor
 from retrieval.ingest.uploads import StoredUpload, Upload
+from retrieval.search.options import Duplicates
 from retrieval.search.where import is_text
 from retrieval.storage.records import StoredItem, Value
 from retrieval.text import pluralize
@@ -55,12 +57,14 @@ class AddedImage:
     """Result of adding an image.
 
     Attributes:
-        item: The item with the bytes of the image.
-        is_new: Whether it was added; otherwise the gallery had these bytes already.
+        item: The item with the bytes of the image, or one of which it is a near-duplicate.
+        is_new: Whether it was added; otherwise the gallery had these bytes, or a near-duplicate, already.
+        similarity: Cosine similarity of a near-duplicate to the item; `None` for the same bytes.
     """
 
     item: Item
     is_new: bool
+    similarity: float | None = None
 
     def other_metadata(self, given: Mapping[str, Value] | None) -> dict[str, Value]:
         """Return those of the given values that the item does not have."""
@@ -122,6 +126,8 @@ def add(
     images: Sequence[tuple[str, bytes]],
     label: str | None = None,
     metadata: Mapping[str, Value] | None = None,
+    *,
+    duplicates: Duplicates = "keep",
 ) -> list[AddedImage | InputError]:
     """Add images to the gallery, which stores their files. Return the result or error of each.
 
@@ -130,6 +136,7 @@ def add(
         images: File name and bytes of each image.
         label: Label of all images; empty or None for no label.
         metadata: Metadata of all images.
+        duplicates: What becomes of near-duplicates.
 
     Raises:
         ChangesNotAllowedError: Visitors may not change the gallery.
@@ -156,10 +163,16 @@ def add(
         with writing(service) as editor:
             if editor.manifest.fingerprint != fingerprint:
                 raise UnavailableError(_REBUILT)
+            door = None
+            if duplicates == "refuse":
+                service.refresh()  # another process may have added images
+                door = Admission(service.gallery)
             with pointing("#/metadata"):
-                stored = editor.add(uploads, label or None, metadata)
+                stored = editor.add(uploads, label or None, metadata, door)
             items = {item.id: item for item in editor.stored_items([upload.id for upload in stored])}
-    added = (AddedImage(_item(service, items[upload.id]), upload.is_new) for upload in stored)
+    added = (
+        AddedImage(_item(service, items[upload.id]), upload.is_new, upload.similarity) for upload in stored
+    )
     return [vector if isinstance(vector, InputError) else next(added) for vector in vectors]
 
 

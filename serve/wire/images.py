@@ -13,6 +13,7 @@ from pydantic import (
 )
 from pydantic import model_validator as validator
 
+from retrieval.search.options import NEAR_DUPLICATE, Duplicates
 from serve.limits import MAX_BATCH, MAX_KEY
 from serve.wire.fields import ImageBytes, Label, parse_json
 from serve.wire.problems import ProblemDetails
@@ -40,6 +41,11 @@ class AddParameters(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     label: Label | None = Field(None, description="Label of all images.", examples=["red"])
+    duplicates: Duplicates = Field(
+        "keep",
+        description="What becomes of an image that looks like another one, of the gallery or sent before it "
+        f"(similarity {NEAR_DUPLICATE} or more): `keep` adds it, `refuse` does not.",
+    )
 
 
 class AddRequest(AddParameters):
@@ -67,7 +73,7 @@ class AddRequest(AddParameters):
 
 
 class AddConflict(BaseModel):
-    """What was asked for an image that the gallery had already, with another label or other metadata."""
+    """What was asked for an image that the gallery had, or one like it, with another label or metadata."""
 
     label: str | None = Field(
         description="The label asked for, which was not stored; null if it is the same.", examples=["blue"]
@@ -76,7 +82,7 @@ class AddConflict(BaseModel):
         description="The values asked for, which were not stored; null if they are the same.",
         examples=[{"price": 9.5}],
     )
-    detail: str = Field(description="Which image has these bytes, and what to do.")
+    detail: str = Field(description="Which image has these bytes or looks like it, and what to do.")
 
 
 class AddResult(BaseModel):
@@ -84,7 +90,13 @@ class AddResult(BaseModel):
 
     image: Image | None = None
     added: bool | None = Field(
-        default=None, description="Whether it is new; otherwise `image` has the same bytes."
+        default=None,
+        description="Whether it is new; otherwise `image` has the same bytes, or a `similarity` to it.",
+    )
+    similarity: float | None = Field(
+        default=None,
+        description="Cosine similarity to `image`, if it was refused as a near-duplicate of it.",
+        examples=[0.971],
     )
     conflict: AddConflict | None = Field(
         default=None, description="If it is not new, and was sent with another label or other metadata."

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from PIL import Image
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
 from retrieval import Gallery
@@ -310,7 +311,7 @@ def test_added_images_are_told_apart(free: Page, changed: Server, tmp_path: Path
     shutil.copy(shop / "red" / "0.png", tmp_path / "known.png")
     on_its_tab(free, "Add images")
     form = free.locator("#collection .adding-images")
-    form.get_by_label("Images").set_input_files(
+    form.get_by_label("Images", exact=True).set_input_files(
         [tmp_path / f"{name}.png" for name in ("new", "text", "known")]
     )
     form.get_by_label("Label of all of them").fill("fresh")
@@ -323,6 +324,30 @@ def test_added_images_are_told_apart(free: Page, changed: Server, tmp_path: Path
     gallery = Gallery(folder_of(changed))
     assert len(gallery) == before + 1
     assert gallery.item(item_ids(gallery)[-1]).label == "fresh"
+
+
+def test_near_duplicates_are_left_out_and_shown(free: Page, changed: Server, tmp_path: Path) -> None:
+    """The picture that is there stands beside the sentence, and opens its dialog."""
+    first, like = tmp_path / "first.png", tmp_path / "like.jpg"
+    colourful(910).save(first)
+    Image.open(first).convert("RGB").save(like, quality=95)
+    sent = httpx.post(f"{changed.url}/v1/items", files={"images": (first.name, first.read_bytes())})
+    number = sent.json()["results"][0]["image"]["id"]
+    gallery = Gallery(folder_of(changed))
+    before = len(gallery)
+    on_its_tab(free, "Add images")
+    form = free.locator("#collection .adding-images")
+    form.locator("input[type=file]").set_input_files(like)
+    form.get_by_label("Leave out images that look like another one").check()
+    form.get_by_role("button", name="Add").click()
+    outcomes = free.locator("#collection .outcomes")
+    expect(outcomes).to_contain_text(f"like.jpg: left out: looks like item {number} (similarity ")
+    expect(free.get_by_test_id("add-status")).to_have_text("0 images added.")
+    outcomes.get_by_role("button", name="Show first.png").click()
+    expect(free.get_by_role("dialog")).to_be_visible()
+    expect(free).to_have_url(re.compile(f"open={number}"))
+    gallery.refresh()
+    assert len(gallery) == before
 
 
 def test_removal_needs_a_second_click(free: Page, changed: Server) -> None:

@@ -177,7 +177,9 @@ def test_own_changes_are_no_news(opens: Opens, gallery: Gallery, tmp_path: Path)
     page = opens("?tab=gallery&view=add")
     hears(page)
     colourful(902).save(tmp_path / "902.png")
-    page.locator("#collection .adding-images").get_by_label("Images").set_input_files(tmp_path / "902.png")
+    page.locator("#collection .adding-images").get_by_label("Images", exact=True).set_input_files(
+        tmp_path / "902.png"
+    )
     page.get_by_role("button", name="Add", exact=True).click()
     expect(page.get_by_test_id("add-status")).to_have_text("1 image added.")
     page.get_by_role("button", name="Pictures").click()

@@ -20,6 +20,7 @@ from retrieval.gallery import Gallery
 from retrieval.machine.devices import Device
 from retrieval.model.runtime import Runtime
 from retrieval.reports.sheet import SheetImage, SheetRow
+from retrieval.search.options import NEAR_DUPLICATE
 from retrieval.text import align_columns, pluralize
 
 _COLUMNS = ("group", "kept_key", "kept_path", "score", "reason")  # of the table
@@ -42,7 +43,7 @@ _thinning_options = combine_options(
 @click.option(
     "--min-score",
     type=float,
-    default=0.95,
+    default=NEAR_DUPLICATE,
     show_default=True,
     metavar="S",
     help="Minimum cosine similarity of two near-duplicates.",

@@ -14,6 +14,7 @@ from retrieval.gallery import Gallery
 from retrieval.machine.devices import Device
 from retrieval.model.runtime import Runtime
 from retrieval.reports.sheet import SheetImage, SheetRow
+from retrieval.search.options import NEAR_DUPLICATE
 from retrieval.text import align_columns
 
 _FOLDER = click.Path(path_type=Path)
@@ -27,7 +28,7 @@ _NO_LABEL = "no label"
 @click.option(
     "--min-score",
     type=float,
-    default=0.95,
+    default=NEAR_DUPLICATE,
     show_default=True,
     metavar="S",
     help="Minimum cosine similarity of two near-duplicates.",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from PIL import Image
 
 from retrieval import Gallery
 from serve.client import Added, ApiError, Client
@@ -170,6 +171,49 @@ def test_changes_are_visible_in_all_processes(shop_gallery: Path, tmp_path: Path
                 f"{server.url}/v1/search", files={"image": data}, params={"k": 1}, timeout=30
             ).json()["hits"]
             in_a_row = in_a_row + 1 if hit["id"] == added["image"]["id"] else 0
+
+
+# ---- near-duplicates
+
+
+def like(data: bytes) -> bytes:
+    """Return another file of a picture, which looks the same."""
+    buffer = io.BytesIO()
+    Image.open(io.BytesIO(data)).convert("RGB").save(buffer, "JPEG", quality=95)
+    return buffer.getvalue()
+
+
+def test_refused_near_duplicates_name_the_image(http: httpx.Client) -> None:
+    data = new_picture()
+    (there,) = http.post("/v1/items", files={"images": data}, data={"label": "red"}).json()["results"]
+    answer = http.post("/v1/items", content=like(data), params={"duplicates": "refuse", "label": "blue"})
+    assert answer.status_code == 200, "nothing was added"
+    (result,) = answer.json()["results"]
+    assert (result["image"]["id"], result["added"]) == (there["image"]["id"], False)
+    assert 0.95 <= result["similarity"] < 1
+    assert result["conflict"]["label"] == "blue"
+    assert "looks like it and has label 'red'; label 'blue' was not stored" in result["conflict"]["detail"]
+    sent = [("images", like(data)), ("images", new_picture())]
+    mixed = http.post("/v1/items", files=sent, data={"duplicates": "refuse"})
+    assert mixed.status_code == 201
+    assert [one["added"] for one in mixed.json()["results"]] == [False, True]
+    assert "similarity" not in mixed.json()["results"][1]
+    kept = http.post("/v1/items", files={"images": like(data)})
+    assert kept.status_code == 201, "kept by default"
+    unknown = http.post("/v1/items", files={"images": data}, data={"duplicates": "link"})
+    assert (unknown.status_code, unknown.json()["errors"][0]["pointer"]) == (422, "#/duplicates")
+
+
+def test_client_refuses_near_duplicates(client: Client) -> None:
+    data = new_picture()
+    (first,) = client.add([data])
+    near, other = client.add([like(data), new_picture()], duplicates="refuse")
+    assert isinstance(first, Added)
+    assert isinstance(near, Added)
+    assert isinstance(other, Added)
+    assert (near.id, near.is_new, other.is_new, other.similarity) == (first.id, False, True, None)
+    assert near.similarity is not None
+    assert near.similarity >= 0.95
 
 
 # ---- the client

@@ -367,3 +367,59 @@ def test_read_only_disk_is_reported(shop_gallery: Path, disk: Path, monkeypatch:
         with pytest.raises(UnwritableError) as error:
             work()
         assert str(folder) not in str(error.value)
+
+
+# ---- near-duplicates
+
+
+def like(data: bytes, *, quality: int = 95) -> bytes:
+    """Return another file of an image, which looks the same."""
+    buffer = io.BytesIO()
+    Image.open(io.BytesIO(data)).convert("RGB").save(buffer, "JPEG", quality=quality)
+    return buffer.getvalue()
+
+
+def test_near_duplicates_are_refused_if_asked(service: SearchService, folder: Path) -> None:
+    """Of an image of the gallery, of one sent before, and of one that was refused itself."""
+    first, second = encoded(20), encoded(21)
+    (there,) = changes.add(service, [("first.png", first)])
+    names = ("like.jpg", "second.png", "like2.jpg", "same.png", "like.jpg", "bad.png")
+    sent = [like(first), second, like(second), first, like(first), b"no"]
+    count, images = len(kept(folder)), list(zip(names, sent, strict=True))
+    *found, bad = changes.add(service, images, "red", duplicates="refuse")
+    assert isinstance(bad, ImageError)
+    results = [added(one) for one in found]
+    own = results[1].item.id
+    assert [(one.item.id, one.is_new) for one in results] == [
+        (added(there).item.id, False),
+        (own, True),
+        (own, False),
+        (added(there).item.id, False),
+        (added(there).item.id, False),
+    ]
+    vectors = service.gallery.embedder.embed(sent[:-1])
+    expected = [vectors[0] @ vectors[3], None, vectors[2] @ vectors[1], None, vectors[0] @ vectors[3]]
+    for one, score in zip(results, expected, strict=True):
+        assert one.similarity == (None if score is None else pytest.approx(float(score), abs=1e-5))
+    assert len(kept(folder)) == count + 1
+    kept_too = changes.add(service, images[:1])
+    assert added(kept_too[0]).is_new, "kept by default"
+    assert verify(folder).problems == []
+
+
+def test_nothing_like_it_is_added(service: SearchService) -> None:
+    data = [encoded(seed) for seed in range(30, 36)]
+    vectors = service.gallery.embedder.embed(data)
+    stored = service.gallery.embeddings().vectors
+    assert np.triu(vectors @ vectors.T, 1).max() < 0.94
+    assert (vectors @ stored.T).max() < 0.94
+    found = changes.add(service, [(f"{n}.png", one) for n, one in enumerate(data)], duplicates="refuse")
+    assert all(added(one).is_new for one in found)
+
+
+def test_refusal_sees_what_another_process_has_added(service: SearchService, folder: Path) -> None:
+    data = encoded(40)
+    changes.add(SearchService(folder, permissions=ALLOWED), [("other.png", data)])
+    (found,) = changes.add(service, [("like.jpg", like(data))], duplicates="refuse")
+    assert not added(found).is_new
+    assert added(found).item.key == "other.png"

@@ -1,8 +1,9 @@
 // Adding images to the gallery: one request for each file, with what became of it.
 
+import {address} from './address.js';
 import {announce} from './changes.js';
 import {connection} from './connection.js';
-import {part, plural, show} from './dom.js';
+import {clone, part, plural, show} from './dom.js';
 
 export class Adding {
   #root; #api;
@@ -11,6 +12,10 @@ export class Adding {
     this.#root = root;
     this.#api = api;
     root.addEventListener('submit', event => { event.preventDefault(); this.#add(); });
+    part(root, 'outcomes').addEventListener('click', event => {
+      const known = event.target.closest('[data-item]');
+      if (known) address.update({open: Number(known.dataset.item)});
+    });
   }
 
   follow() {}
@@ -25,9 +30,9 @@ export class Adding {
     let added = 0;
     for (const [index, file] of files.entries()) {
       this.#say(`Adding ${index + 1} of ${plural(files.length, 'file')}`);
-      const [text, trouble] = await this.#send(file, label, share => { bar.value = (index + share) / files.length; });
+      const [text, trouble, known] = await this.#send(file, label, share => { bar.value = (index + share) / files.length; });
       if (!trouble && text.startsWith('added')) added++;
-      if (trouble || !text.startsWith('added')) this.#note(file.name, text, trouble);
+      if (trouble || !text.startsWith('added')) this.#note(file.name, text, trouble, known);
     }
     show(bar, false);
     button.disabled = false;
@@ -37,18 +42,20 @@ export class Adding {
   }
 
   /**
-   * Add a file; return what became of it, and whether it, or its label, was refused.
-   * @returns {Promise<[string, boolean]>}
+   * Add a file; return what became of it, whether it, or its label, was refused, and the image that is there in its place.
+   * @returns {Promise<[string, boolean, {id: number, key: string, thumbnail: string}?]>}
    */
   async #send(file, label, progress) {
     const form = new FormData();
     form.append('images', file, file.name);
     if (label) form.append('label', label);
+    if (part(this.#root, 'refuse').checked) form.append('duplicates', 'refuse');
     try {
       const [result] = (await this.#api.send('POST', '/items', form, {progress})).results;
       if (result.added) return [`added as item ${result.image.id}`, false];
       const kept = result.conflict ? `, with the label ${result.image.label ?? 'none'}, which stays` : '';
-      return [`is in the gallery already, as item ${result.image.id}${kept}`, Boolean(result.conflict)];
+      const why = result.similarity ? `left out: looks like item ${result.image.id} (similarity ${result.similarity.toFixed(3)})` : `is in the gallery already, as item ${result.image.id}`;
+      return [why + kept, Boolean(result.conflict), result.image];
     } catch (error) {
       if (error.code === 'unreachable' && connection.away) {
         await connection.here;
@@ -58,10 +65,16 @@ export class Adding {
     }
   }
 
-  #note(name, text, trouble) {
-    const row = document.createElement('li');
-    row.textContent = `${name}: ${text}`;
+  #note(name, text, trouble, known) {
+    const row = clone('outcome'), there = part(row, 'there');
+    part(row, 'words').textContent = `${name}: ${text}`;
     row.classList.toggle('trouble', trouble);
+    show(there, Boolean(known));
+    if (known) {
+      there.dataset.item = String(known.id);
+      part(row, 'image').src = known.thumbnail;
+      part(row, 'image').alt = `Show ${known.key}`;
+    }
     part(this.#root, 'outcomes').append(row);
   }
 
