@@ -50,6 +50,7 @@ from retrieval.storage.records import IndexSpec
 from retrieval.stores.address import Address
 from retrieval.stores.opening import parse_address
 from retrieval.upkeep import reprojection
+from retrieval.upkeep.bridge import Sample, bridge
 from retrieval.upkeep.compact import Compaction, compact
 from retrieval.upkeep.rebuild import RebuildResult, rebuild
 from retrieval.upkeep.snapshot import GalleryCopy, copy_gallery
@@ -439,6 +440,19 @@ class Gallery(SearchableGallery):
     ) -> RebuildResult:
         """Embed all images with another model; see `retrieval.upkeep.rebuild`."""
 
+    @abstractmethod
+    def bridge(
+        self,
+        model: Embedder,
+        count: int,
+        *,
+        keep_old: bool = True,
+        accept: Callable[[Sample], object] | None = None,
+        serving: Callable[[], object] | None = None,
+        show_progress: bool = False,
+    ) -> RebuildResult:
+        """Serve another model at once by a map of the stored vectors; see `retrieval.upkeep.bridge`."""
+
     def check_projectable(self, *, drop_old: bool = False) -> None:
         """Raise an `InputError` if `reproject` would refuse the gallery, before a layer is learned."""
         reprojection.check_projectable(self, drop_old=drop_old)
@@ -534,6 +548,7 @@ class FileGallery(FilesView, Gallery):
 
     compact = compact
     rebuild = rebuild
+    bridge = bridge
     reproject = reprojection.reproject
     undo_reprojection = reprojection.undo
 
@@ -629,6 +644,7 @@ class DatabaseGallery(DatabaseView, Gallery):
 
     snapshot = _refusal("snapshot")
     compact = _refusal("compact")
+    bridge = _refusal("bridge")
     rebuild = rebuild_database
     undo_reprojection = undo_database
 

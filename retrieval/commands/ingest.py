@@ -39,6 +39,7 @@ from retrieval.storage.identity import has_text
 from retrieval.storage.records import IndexSpec
 from retrieval.stores.address import Address
 from retrieval.text import pluralize
+from retrieval.upkeep.bridge import Sample
 
 _MAX_LISTED = 10
 ignore_decisions_option = click.option(
@@ -429,6 +430,13 @@ def _watch(
     "--drop-old", is_flag=True, help="Delete the old gallery at the end instead of keeping it as GALLERY.old."
 )
 @click.option("--force", is_flag=True, help="Take the new model even if it certainly finds less.")
+@click.option(
+    "--bridge",
+    type=click.IntRange(min=100),
+    metavar="N",
+    help="Serve the new model at once: map the stored vectors into its space by what N images teach, then "
+    "embed all images again. See docs/bridge.md.",
+)
 @max_bad_option
 @runtime_options
 @json_option
@@ -439,6 +447,7 @@ def rebuild(
     model: Path,
     drop_old: bool,
     force: bool,
+    bridge: int | None,
     max_bad: float,
     runtime: Runtime,
     as_json: bool,
@@ -456,10 +465,14 @@ def rebuild(
     \b
       lookalike index rebuild shop.gallery --model better.onnx
       lookalike index rebuild shop.gallery --model better.onnx --drop-old
+      lookalike index rebuild shop.gallery --model better.onnx --bridge 2000
     """
     from retrieval.evaluation.gallery import ModelComparison, compare_models
 
     target = Gallery.open(gallery)
+    if bridge is not None:
+        _bridge(ctx, target, Embedder.open(model, runtime), bridge, drop_old, force, as_json)
+        return
     had_text = has_text(target.folder)
     compared: ModelComparison | None = None
 
@@ -495,6 +508,45 @@ def rebuild(
     if had_text and not has_text(done.gallery.folder):
         print_status("the new model has no text encoder; `lookalike teach --text-column COLUMN` learns one")
     more = {"old": str(done.old) if done.old else None, "comparison": compared and asdict(compared)}
+    _report(ctx, done.gallery, done.result, as_json, **more)
+
+
+def _bridge(
+    ctx: click.Context,
+    target: Gallery,
+    model: Embedder,
+    count: int,
+    drop_old: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
+    from retrieval.evaluation.bridging import BridgeCost, bridge_cost
+
+    cost: BridgeCost | None = None
+
+    def accept(sample: Sample) -> None:
+        nonlocal cost
+        cost = bridge_cost(sample.labels, sample.old, sample.new, sample.bridged)
+        for line in cost.lines:
+            print_status(line)
+        if cost.refusal is not None and not force:
+            if as_json:
+                facts = {"gallery": str(target.folder), "refused": True, "bridge": asdict(cost)}
+                print_result(facts, as_json, "")
+            choice = "rebuild without --bridge, or take it all the same with --force"
+            raise LookalikeError(f"{target.folder}: {cost.refusal}; nothing was changed: {choice}")
+
+    def serving() -> None:
+        print_status(f"{target.folder}: searched with the new model now; its images are embedded again")
+
+    done = target.bridge(
+        model, count, keep_old=not drop_old, accept=accept, serving=serving, show_progress=True
+    )
+    if done.resumed:
+        print_status(f"{pluralize(done.resumed, 'image')} already embedded with this model")
+    if done.old is not None:
+        print_status(f"old gallery: {done.old}")
+    more = {"old": str(done.old) if done.old else None, "bridge": cost and asdict(cost)}
     _report(ctx, done.gallery, done.result, as_json, **more)
 
 

@@ -195,6 +195,7 @@ def _info(facts: dict[str, Any]) -> list[tuple[str, str]]:
     for name, hint in (
         ("removed", "`lookalike index optimize --compact` frees their space"),
         ("waiting", "no vector; `lookalike index add` with the same images embeds them again"),
+        ("bridged", "from another model's vectors; `lookalike index rebuild --bridge` goes on"),
         ("bad_files", "`lookalike index add --retry` retries them"),
     ):
         if facts[name]:

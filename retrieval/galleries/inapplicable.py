@@ -28,6 +28,11 @@ _RECALL = "give --recall alone"
 INAPPLICABLE = {
     "snapshot": Inapplicable("", "which has backups of its own", "BACKUP, and copy the folder as it is"),
     "compact": Inapplicable("", "which frees the space of removed images itself", "there is nothing to do"),
+    "bridge": Inapplicable(
+        "--bridge",
+        "a database does not record which model a vector is of",
+        "omit it: the old collection is searched until the new one is complete",
+    ),
     "kind": Inapplicable("--kind", _OWN_INDEX, _RECALL),
     "memory": Inapplicable("--memory", _OWN_INDEX, _RECALL),
     "dim": Inapplicable("--index-dim", _OWN_INDEX, _RECALL),

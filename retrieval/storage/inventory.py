@@ -7,7 +7,7 @@ from typing import Any
 
 from retrieval.files import folder_size
 from retrieval.storage.identity import has_text
-from retrieval.storage.queries import count_bad_files, count_items, files_by_root, last_runs
+from retrieval.storage.queries import count_bad_files, count_bridged, count_items, files_by_root, last_runs
 from retrieval.storage.store import Store
 
 _PARTS = ("segments", "indexes", "model", "reports", "pictures", "quarantine")
@@ -35,6 +35,7 @@ def inventory(store: Store, index_card: Mapping[str, Any] | None, outside_index:
         "images": stored - len(state.dead),
         "removed": len(state.dead),
         "waiting": count_items(store).waiting,
+        "bridged": count_bridged(store),
         "bad_files": count_bad_files(store),
         "segments": len(state.segments),
         "index": index,

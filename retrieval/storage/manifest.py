@@ -41,6 +41,8 @@ class Manifest:
         rebuilt_from: uuid of the gallery that this one replaces, if it is a rebuild.
         projected_from: uuid of the gallery that this one replaces, if a layer changed its vectors, which
             kept their numbers.
+        bridged: Highest number of a vector that a map made from one of the model before, while not all images
+            are embedded with this model; see `retrieval.upkeep.bridge`.
         index_spec: Specification of the index; the default for the next one.
         dtype: Type of the stored numbers, one of `DTYPES`.
         product: Column of the product that an image is a view of; `None` if images are not of products.
@@ -57,6 +59,7 @@ class Manifest:
     provider: str | None = None
     rebuilt_from: str | None = None
     projected_from: str | None = None
+    bridged: int | None = None
     index_spec: IndexSpec = IndexSpec()  # noqa: RUF009
     dtype: str = "float32"
     product: str | None = None
@@ -86,6 +89,7 @@ class Manifest:
             "provider": self.provider,
             "rebuilt_from": self.rebuilt_from,
             "projected_from": self.projected_from,
+            "bridged": self.bridged,
             "dtype": self.dtype,
             "product": self.product,
             "revision": self.revision,
@@ -118,6 +122,7 @@ def parse_manifest(folder: Path | str, rows: Iterable[tuple[str, str]]) -> Manif
             provider=facts.get("provider"),
             rebuilt_from=facts.get("rebuilt_from"),
             projected_from=facts.get("projected_from"),
+            bridged=facts.get("bridged"),
             index_spec=IndexSpec(**facts.get(_INDEX_SPEC, {})),
             dtype=str(facts["dtype"]),
             product=facts.get("product"),

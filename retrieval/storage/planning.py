@@ -233,6 +233,7 @@ class StoreTable(ItemTable):
         database.attach(self.db, store.folder, "gallery")
         self.db.executescript(f"PRAGMA gallery.cache_size = -{_CACHE_KIB}; PRAGMA busy_timeout = 30000")
         self._store = store
+        self._oldest = (store.manifest.bridged or 0) + 1
         with store.reading() as db:
             self._newest = last_number(db)
 
@@ -240,14 +241,18 @@ class StoreTable(ItemTable):
         """Do nothing: all items are there."""
 
     def known(self, digest: str) -> list[ItemPlace]:
-        """Return the items with these bytes, without vectors newer than this object; see `ItemTable`."""
+        """Return the items with these bytes, without vectors newer than this object; see `ItemTable`.
+
+        Vectors that a map made are not copied: the copies would count as vectors of the model.
+        """
         if not self._newest:
             return []
         query = (
             "SELECT id, key, root, path, label, width, height FROM items "
-            f"WHERE content_sha256 = ? AND content_sha256 != '' AND {SEARCHABLE} AND vector <= ? ORDER BY id"
+            f"WHERE content_sha256 = ? AND content_sha256 != '' AND {SEARCHABLE} AND vector BETWEEN ? AND ? "
+            "ORDER BY id"
         )
-        return [ItemPlace(*row) for row in self._store.select(query, (digest, self._newest))]
+        return [ItemPlace(*row) for row in self._store.select(query, (digest, self._oldest, self._newest))]
 
 
 class Comparison:

@@ -193,6 +193,26 @@ def count_items(store: Store) -> ItemCounts:
     return ItemCounts(*store.select(query)[0])
 
 
+def count_bridged(store: Store) -> int:
+    """Return the number of live items whose vector a map made from one of the model before."""
+    last = store.manifest.bridged
+    if last is None:
+        return 0
+    return int(store.select(f"SELECT count(*) FROM items WHERE {LIVE} AND vector <= ?", (last,))[0][0])
+
+
+def bridged_ids(store: Store, after: int, count: int) -> np.ndarray:
+    """Return the ids of the next such items behind an id, ascending: int64 [n], n <= count."""
+    query = f"SELECT id AS n FROM items WHERE {LIVE} AND vector <= ? AND id > ? ORDER BY id LIMIT ?"
+    return store.select_numbers(query, (store.manifest.bridged or 0, after, count))
+
+
+def still_bridged(store: Store, ids: Sequence[int]) -> set[int]:
+    """Return those of some items that are live and whose vector is such a one."""
+    query = f"SELECT id AS n FROM items WHERE id IN {LISTED} AND {LIVE} AND vector <= ?"
+    return {*store.select_numbers(query, (json.dumps(list(ids)), store.manifest.bridged or 0)).tolist()}
+
+
 def count_bad_files(store: Store) -> int:
     """Return the number of files that could not be used when they were last tried."""
     return int(store.select("SELECT count(*) FROM bad")[0][0])

@@ -39,7 +39,7 @@ from retrieval.storage.maintenance import Replacement
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.merging import rewrite
 from retrieval.storage.queries import count_items
-from retrieval.storage.store import Store
+from retrieval.storage.store import Store, last_number
 from retrieval.system import fsync_folder
 from retrieval.upkeep.snapshot import copy_gallery
 from retrieval.upkeep.successor import check_successor, exchange, keep_predecessor
@@ -135,6 +135,51 @@ def reproject(
     return Reprojection(type(gallery)(gallery.folder, runtime=model.runtime), old, count)
 
 
+def map_vectors(
+    gallery: FilesView,
+    convert: Callable[[np.ndarray], np.ndarray],
+    model: Embedder,
+    *,
+    keep_old: bool,
+    show_progress: bool = False,
+) -> None:
+    """Replace every stored vector by what a map makes of it in the space of another model, and the model.
+
+    As `reproject`, but the vectors are not those of the model: the manifest says up to which number.
+
+    Args:
+        gallery: Gallery, whose folder has the new one afterwards.
+        convert: Returns unit vectors, float32 [b, D'], for stored vectors, float32 [b, D].
+        model: New model.
+        keep_old: Keep the old gallery as NAME.old.
+        show_progress: Report progress on stderr.
+
+    Raises:
+        LookalikeError: As for `reproject`.
+    """
+    draft, old = draft_of(gallery.folder), old_of(gallery.folder)
+    with gallery.store.writing():
+        gallery.refresh()
+        with gallery.store.reading() as db:
+            bridged = last_number(db)
+        before = gallery.manifest
+        manifest = replace(
+            projected(before, model), rebuilt_from=before.uuid, projected_from=None, bridged=bridged
+        )
+        probes = model.embed_pixels(probe_pixels(model))
+
+        def mapped(vectors: np.ndarray, _: np.ndarray) -> np.ndarray:
+            return convert(np.asarray(vectors, np.float32))
+
+        change = _Change("bridge", {}, manifest, model.path, probes, mapped, model.runtime)
+        _replace(gallery, change, lambda: None, show_progress)
+        if keep_old:
+            draft.rename(old)
+        else:
+            shutil.rmtree(draft)
+        fsync_folder(old.parent)
+
+
 def undo(gallery: FilesView, *, show_progress: bool = False) -> FilesView:
     """Restore model and vectors of NAME.old, from before the last re-projection, and delete NAME.old.
 
@@ -179,6 +224,7 @@ def undo(gallery: FilesView, *, show_progress: bool = False) -> FilesView:
             dim=then.dim,
             provider=then.provider,
             projected_from=None,
+            bridged=then.bridged,
         )
 
         def earlier(_: np.ndarray, numbers: np.ndarray) -> np.ndarray:
