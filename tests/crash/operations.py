@@ -51,14 +51,6 @@ def _pictures() -> None:
     lookalike_here("index", "build", GALLERY, "photos", *words)
 
 
-def _many() -> None:
-    """A gallery of as many pictures as a map needs."""
-    draw_classes(Path("photos"), ("red", "green", "blue"), 18)
-    write_model(Path("model.onnx"))
-    write_model(Path("other.onnx"), note="other")
-    lookalike_here("index", "build", GALLERY, "photos", "--model", "model.onnx")
-
-
 def _changed() -> None:
     """Pictures that were changed, removed and added after the gallery was built."""
     _pictures()
@@ -150,9 +142,6 @@ OPERATIONS = {
         target="new",
     ),
     "rebuild": Operation(("index", "rebuild", GALLERY, "--model", "other.onnx"), _pictures),
-    "rebuild --bridge": Operation(
-        ("index", "rebuild", GALLERY, "--model", "other.onnx", "--bridge", "100"), _many, whole=False
-    ),
     "optimize --compact": Operation(("index", "optimize", GALLERY, "--compact"), _thinned),
     "optimize --kind ivf-disk": Operation(("index", "optimize", GALLERY, "--kind", "ivf-disk"), _vectors),
     "optimize --kind hnsw": Operation(("index", "optimize", GALLERY, "--kind", "hnsw"), _vectors),
