@@ -292,8 +292,10 @@ def _commit(gallery: FilesView, model: Embedder, read: Sequence[_Read], vectors:
         bridged, present = still_bridged(store, wanted), {item.id: item for item in store.items(wanted)}
         rows, items = list[int](), list[NewItem]()
         for row, one in enumerate(read):
-            item = present.get(one.item.id)
-            if item is None or item.id not in bridged or (item.root, item.path) != one.item[2:4]:
+            before, item = one.item, present.get(one.item.id)
+            if item is None or item.id not in bridged:
+                continue
+            if (item.root, item.path) != (before.root, before.path):
                 continue
             stamp = FileStamp(item.root, item.path, *one.stamp, item.label)
             rows.append(row)

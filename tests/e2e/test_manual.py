@@ -25,6 +25,7 @@ from tests.serve.serving import SERVE, Server, serving
 DOCS = Path(__file__).parents[2] / "docs"
 GALLERY_PAGES = (
     "text",
+    "bridge",
     "filters",
     "feedback",
     "calibration",
@@ -47,6 +48,7 @@ REASONS = {
     r"lookalike\.blocks": "runs until it is ended: tests/serve/gradio",
     r"torchrun": "needs several machines",
     r"lookalike (improve|gate) ": "may refuse: test_improvement.py and test_gate.py",
+    r"--bridge ": "may refuse: tests/retrieval/upkeep/test_bridge.py",
     r"--text-column ": "may refuse: tests/e2e/test_page_texts.py",
     r"--import |colours|register_plugin": "needs plug-ins: tests/test_plugins.py",
 }
