@@ -129,7 +129,8 @@ def _plain(value: Any) -> str:
 
 
 def _values(parameter: Parameter) -> str:
-    words = {float: "number", int: "whole number", bool: "true, false", list[float]: "list of numbers"}
+    words = {float: "number", int: "whole number", bool: "true, false"}
+    words |= {list[float]: "list of numbers", list[int]: "list of whole numbers"}
     options = typing.get_args(parameter.annotation) or (parameter.annotation,)
     if typing.get_origin(parameter.annotation) in (typing.Literal, list):
         options = (parameter.annotation,)

@@ -15,6 +15,7 @@ from train.losses import (  # noqa: F401  (each registers its losses)
     negatives,
     pairwise,
     proxies,
+    ranks,
     regularizers,
     structured,
     triplet,

@@ -86,7 +86,9 @@ def row_blocks(table: Tensor, tables: int = 1) -> Iterator[slice]:
         yield slice(start, start + step)
 
 
-def sum_over_rows(terms: Callable[[slice, Tensor], tuple[Tensor, ...]], table: Tensor) -> tuple[Tensor, ...]:
+def sum_over_rows(
+    terms: Callable[[slice, Tensor], tuple[Tensor, ...]], table: Tensor, tables: int = 1
+) -> tuple[Tensor, ...]:
     """Return the sums over blocks of rows of what `terms` returns for a block, differentiable by the table.
 
     The gradient of a block is taken at once, so that its intermediates stay in the cache and only one table
@@ -96,8 +98,9 @@ def sum_over_rows(terms: Callable[[slice, Tensor], tuple[Tensor, ...]], table: T
         terms: Returns a scalar, and numbers without gradient, for a slice of the rows and these rows, on
             which alone the gradient of the scalar may depend.
         table: [P, Q].
+        tables: How many times the usual memory the work on a block takes.
     """
-    blocks = list(row_blocks(table))
+    blocks = list(row_blocks(table, tables))
     if len(blocks) == 1:
         return terms(blocks[0], table)
     slope = torch.empty_like(table) if table.requires_grad and torch.is_grad_enabled() else None

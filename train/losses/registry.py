@@ -269,6 +269,7 @@ _WORDS: dict[Any, str] = {
     int: "a whole number",
     bool: "true or false",
     list[float]: "a list of finite numbers",
+    list[int]: "a list of whole numbers",
 }
 
 

@@ -8,6 +8,8 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from train.losses.batch_all import compact_columns
+from train.losses.checks import refuse_unless
 from train.losses.ops import ratio, safe_sqrt
 from train.losses.pairs import PairLayout, alternate_pairs
 
@@ -48,6 +50,14 @@ class Samples(NamedTuple):
         """Return the selected samples in the given order."""
         usable = None if self.usable is None else self.usable[which]
         return Samples(self.place[which], self.label[which], self.norm[which], usable)
+
+    def join(self, others: Samples) -> Samples:
+        """Return these samples followed by others."""
+        usable = None
+        if self.usable is not None and others.usable is not None:
+            usable = torch.cat([self.usable, others.usable])
+        place, label, norm = (torch.cat(pair) for pair in zip(self[:3], others[:3], strict=True))
+        return Samples(place, label, norm, usable)
 
 
 def normalize(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -149,6 +159,48 @@ class Table:
         positive = (place < end[:, None]) & (self._cols.place[column] != self._rows.place[:, None])
         return Own(column, positive if self._cols.usable is None else positive & self._cols.usable[column])
 
+    def own(self, per_class: int | None = None) -> Own:
+        """Return columns of each row among which all its positives are, and the mask of these.
+
+        On the CPU they are few. Elsewhere, and in compiled code, they are all columns, unless rows and
+        columns are the same samples, `per_class` of every class.
+        """
+        if self._own is not None:
+            return self._own
+        if per_class is None or self._rows is not self._cols or len(self.cosine) % per_class:
+            return Own(*compact_columns(self.positive))
+        label, place = self._cols.label, torch.arange(len(self.cosine), device=self.cosine.device)
+        order = label.argsort(stable=True)
+        members = order.view(-1, per_class)
+        ordered = label[members]
+        equal = (ordered[:, 0] == ordered[:, -1]).all() & (ordered[1:, 0] != ordered[:-1, 0]).all()
+        refuse_unless(equal, f"this loss was built for batches with {per_class} samples of every class")
+        column = members[torch.empty_like(order).scatter_(0, order, place // per_class)]  # [R, per_class]
+        return Own(column, column != place[:, None])
+
+    def mixed(self, first: Tensor, second: Tensor, share: Tensor) -> Table:
+        """Return a table with mixtures of anchors as further anchors and candidates.
+
+        Args:
+            first, second: [V] the anchors that are mixed, which are the first candidates, too.
+            share: [V] share of the unit vector of the first; the mixtures are not normalised.
+        """
+        rows, other = share[:, None], 1 - share[:, None]
+        cosine = self.cosine
+        cosine = torch.cat(
+            [cosine, rows * cosine.index_select(0, first) + other * cosine.index_select(0, second)]
+        )
+        mixtures = rows.T * cosine.index_select(1, first) + other.T * cosine.index_select(1, second)
+        place = self.cosine.shape[1] + torch.arange(len(first), device=first.device)
+        added = self._rows.take(first)._replace(place=place, norm=torch.ones_like(share))
+        samples = self._rows.join(added)
+        if self._rows is not self._cols:
+            usable = None if self._cols.usable is None else self._cols.usable[first]
+            return Table(
+                torch.cat([cosine, mixtures], 1), samples, self._cols.join(added._replace(usable=usable))
+            )
+        return Table(torch.cat([cosine, mixtures], 1), samples, samples)
+
     def near(self, similarity: Tensor) -> tuple[Tensor, Tensor]:
         """Return the entries of a table [R, C] among which all positives are, and the mask of these.
 
@@ -184,10 +236,14 @@ class Table:
         return self._rows.label
 
     @lazy
+    def itself(self) -> Tensor:
+        """[R, C] bool, the candidate is the anchor."""
+        return self._rows.place[:, None] == self._cols.place[None, :]
+
+    @lazy
     def own_square(self) -> Tensor:
         """[R, C] squared distances of unit vectors, exactly 0 between a sample and itself."""
-        itself = self._rows.place[:, None] == self._cols.place[None, :]
-        return torch.where(itself, 0.0, 2 - 2 * self.cosine)
+        return torch.where(self.itself, 0.0, 2 - 2 * self.cosine)
 
     @lazy
     def own_distance(self) -> Tensor:

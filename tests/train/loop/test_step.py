@@ -28,6 +28,7 @@ SPECS = [
     {"name": "triplet", "negatives": "optimal", "margin": 0.2},
     {"name": "triplet", "mining": {"positive": "random", "negative": "random"}},
     {"name": "proxy-anchor"},
+    {"name": "recall-at-k", "mixup": True},
 ]
 CHUNKS = (None, 5)
 

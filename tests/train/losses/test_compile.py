@@ -18,7 +18,10 @@ Y = torch.arange(CLASSES).repeat_interleave(4)
 WASSERSTEIN = {"name": "wasserstein", "max_iterations": 4}
 # Of each file of losses one, and every operation with a backward pass of its own (`autograd.Function`).
 BACKWARD: list[dict[str, Any]] = [
-    *({"name": name} for name in ("triplet", "raw", "lifted", "n-pair", "margin", "fast-ap", "soft-triple")),
+    *(
+        {"name": name}
+        for name in ("triplet", "raw", "lifted", "n-pair", "margin", "fast-ap", "soft-triple", "smooth-ap")
+    ),
     {"name": "triplet", "mining": {"positive": "all", "negative": "all"}},
     {"name": "triplet", "negatives": "optimal"},
     {"name": "triplet", "negatives": "optimal-segment"},

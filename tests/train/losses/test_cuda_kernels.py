@@ -22,6 +22,8 @@ pytestmark = [
 MOST: list[tuple[dict[str, Any], int]] = [
     ({"name": "contrastive"}, 11),
     ({"name": "multi-similarity"}, 9),
+    ({"name": "recall-at-k"}, 19),
+    ({"name": "smooth-ap"}, 21),
     ({"name": "triplet", "negatives": "optimal"}, 26),
     ({"name": "n-pair", "negatives": "symmetric"}, 41),
     ({"name": "triplet", "regularizers": [{"name": "wasserstein", "max_iterations": 4}]}, 35),

@@ -32,6 +32,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"name": "lifted-hard", "pooling": "logsumexp", "negatives": "optimal"},
     {"name": "lifted", "pairs": "alternate", "memory": 10},
     {"name": "margin", "learn": "per-class"},
+    {"name": "recall-at-k", "mixup": True},
+    {"name": "smooth-ap", "memory": 10},
     *({"regularizers": [{"name": name}]} for name in losses.names("regularizer")),
     {"regularizers": [{"name": "wasserstein", "form": "sharp"}]},
     {"regularizers": [{"name": "wasserstein", "form": "entropic", "debias": True}]},

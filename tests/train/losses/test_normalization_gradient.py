@@ -28,6 +28,7 @@ ON_UNIT_VECTORS: list[dict[str, Any]] = [
     {"name": "margin", "mining": {"positive": "all", "negative": "hard"}},
     {"name": "proxy-anchor"},
     {"name": "fast-ap"},
+    {"name": "smooth-ap"},
     {"regularizers": [{"name": "wasserstein"}]},
     {"name": "triplet-nca", "regularizers": [{"name": "energy", "weight": 0.5}]},
 ]

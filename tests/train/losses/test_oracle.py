@@ -15,7 +15,7 @@ from pytorch_metric_learning import losses as pml
 
 from train import losses
 
-from .oracle import geometry, hardest, other_losses, symmetrical, transport, triplets, weighted
+from .oracle import geometry, hardest, other_losses, ranks, symmetrical, transport, triplets, weighted
 from .oracle.batches import BATCHES, CLOSED_SET, Batch, make_batch
 from .oracle.combinations import COMBINATIONS
 from .oracle.pairs import negatives, ordered, positives
@@ -68,6 +68,19 @@ def test_transport_equals_converged_reference(variant: Variant, batch: str) -> N
     expected = variant.function(*BATCHES[batch])
     assert value(variant.spec, BATCHES[batch]) == pytest.approx(expected, rel=1e-9, abs=1e-9)
     assert value(variant.spec, BATCHES[batch], torch.float32) == pytest.approx(expected, abs=2e-4)
+
+
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+def test_similarity_mixup_equals_mixed_points(batch: Batch) -> None:
+    """The points themselves are mixed in the reference, their similarities in the loss."""
+    y = np.array(batch.y)
+    pairs = sum(math.comb(size, 2) for size in np.unique(y, return_counts=True)[1])
+    torch.manual_seed(4)
+    found = value({"name": "recall-at-k", "mixup": True}, batch)
+    torch.manual_seed(4)
+    points = ranks.with_mixtures(*batch, torch.rand(pairs, dtype=torch.float64).tolist())
+    assert found == pytest.approx(ranks.recall_at_k(*points, normalized=True), rel=1e-9)
+    assert len(points[0]) > len(y)
 
 
 @pytest.mark.parametrize("batch", CLOSED_SET.values(), ids=CLOSED_SET)
@@ -262,6 +275,19 @@ def test_reference_equals_peer_after_normalisation(batch: Batch) -> None:
     if not lonely:
         expected = peer(batch, pml.GeneralizedLiftedStructureLoss(neg_margin=-0.5, pos_margin=0, **COSINE))
         assert weighted.generalized_lifted(x, y) == pytest.approx(expected, rel=1e-9)
+
+
+def test_reference_smooth_ap_equals_peer() -> None:
+    """The peer counts the anchor among its positives.
+
+    It wants classes of one size, in order, and takes that size for their number: so three classes of three.
+    """
+    batch = make_batch(12, (3, 3, 3), spread=1.0, raw=True, shuffle=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "zeros", partial(torch.zeros, dtype=torch.float64))  # it collects in float32
+        expected = peer(batch, pml.SmoothAPLoss(0.05, **MEAN))
+    found = ranks.smooth_ap(*batch, temperature=0.05, own_positive=True)
+    assert found == pytest.approx(expected, rel=1e-9)
 
 
 def test_reference_n_pair_equals_peer() -> None:

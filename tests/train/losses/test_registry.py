@@ -13,7 +13,7 @@ NAMES = {
     "triplet", "triplet-nca", "triplet-cosine", "sct", "hphn-triplet", "lifted-hard", "lifted",
     "lifted-generalized", "contrastive", "binomial-deviance", "raw", "multi-similarity", "equal-weight",
     "n-pair", "angular", "angular-n-pair", "margin", "proxy-nca", "proxy-anchor", "soft-triple",
-    "normalized-softmax", "histogram", "fast-ap",
+    "normalized-softmax", "histogram", "fast-ap", "recall-at-k", "smooth-ap",
 }  # fmt: skip
 REGULARIZERS = {"wasserstein", "mmd-laplacian", "mmd-gaussian", "energy", "cross-entropy", "spread-out"}
 MINERS = {"triplet", "vthm", "rand-disjoint"}
@@ -96,6 +96,10 @@ def test_every_source_and_miner_is_accepted_or_refused_with_a_reason() -> None:
         ({"name": "triplet", "squared": 1}, "true or false"),
         ({"name": "triplet", "negatives": "interpolated", "points": 2.5}, "whole number"),
         ({"name": "triplet-nca", "temperature": 0}, "above 0"),
+        ({"name": "recall-at-k", "ks": [1, 0.5]}, "list of whole numbers"),
+        ({"name": "recall-at-k", "ks": []}, "from 1"),
+        ({"name": "recall-at-k", "form": "release"}, "'released'"),
+        ({"name": "recall-at-k", "form": "released", "rank_temperature": 2.0}, "no effect"),
         ({"name": "wasserstein"}, "regularizer"),
         ({"name": "optimal"}, "source of negatives"),
         ({"regularizers": [{"name": "waserstein"}]}, "'wasserstein'"),

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import hardest, other_losses, symmetrical, transport, triplets, weighted
+from . import hardest, other_losses, ranks, symmetrical, transport, triplets, weighted
 from .pairs import Labels
 
 Reference = Callable[[np.ndarray, Labels], float]
@@ -365,6 +365,23 @@ NEIGHBOURS = [
     Variant("histogram_7", {"name": "histogram", "bins": 7}, partial(other_losses.histogram, cells=7)),
     Variant("fast_ap", {"name": "fast-ap"}, other_losses.fast_ap),
     Variant("fast_ap_25", {"name": "fast-ap", "bins": 25}, partial(other_losses.fast_ap, cells=25)),
+    Variant("recall_at_k", {"name": "recall-at-k"}, ranks.recall_at_k),
+    Variant(
+        "recall_at_k_released",
+        {"name": "recall-at-k", "form": "released"},
+        partial(ranks.recall_at_k, released=True),
+    ),
+    Variant(
+        "recall_at_k_options",
+        {"name": "recall-at-k", "ks": [2, 3], "temperature": 0.1, "rank_temperature": 0.4},
+        partial(ranks.recall_at_k, ks=(2, 3), temperature=0.1, rank_temperature=0.4),
+    ),
+    Variant("smooth_ap", {"name": "smooth-ap"}, ranks.smooth_ap),
+    Variant(
+        "smooth_ap_warm",
+        {"name": "smooth-ap", "temperature": 0.2},
+        partial(ranks.smooth_ap, temperature=0.2),
+    ),
     Variant("spread_out", {"regularizers": [{"name": "spread-out"}]}, other_losses.spread_out),
     *(
         Variant(
