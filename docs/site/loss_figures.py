@@ -59,7 +59,7 @@ def _put_proxies(objective: Objective, middles: Tensor) -> None:
     for parameter in objective.parameters():
         if parameter.ndim == 2:  # [classes * centers, 2]
             parameter.data = middles.repeat_interleave(len(parameter) // 2, 0)
-        else:  # a bias
+        elif parameter.ndim == 1:  # a bias
             parameter.data.zero_()
 
 

@@ -8,6 +8,7 @@
 """
 
 from train.losses import (  # noqa: F401  (each registers its losses)
+    contrast,
     discrepancy,
     histograms,
     margin,

@@ -66,29 +66,36 @@ class PairTerm(nn.Module):
     def forward(self, view: View) -> Tensor:
         table = view.anchors
 
-        def terms(rows: slice, cosine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            part = table.rows(rows, cosine)
-            (near, positive), negative = part.near(cosine), part.negative
+        def terms(rows: slice, far: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            part = table.rows(rows, table.cosine[rows] if scored else far)
+            (near, positive), negative = part.near(far), part.negative
             pairs = positive.count_nonzero() + negative.count_nonzero()
             if self.mining is not None:
-                positive, negative = self.mining.select(near, positive, cosine, negative, dim=view.dim)
-            active = positive.count_nonzero() + self.active(cosine, negative).count_nonzero()
-            return self.total(near, positive, cosine, negative), active, pairs
+                own = part.near(part.cosine)[0] if scored else near
+                positive, negative = self.mining.select(own, positive, part.cosine, negative, dim=view.dim)
+            active = positive.count_nonzero() + self.active(far, negative).count_nonzero()
+            return self.total(near, positive, far, negative), active, pairs
 
-        total, active, pairs = sum_over_rows(terms, table.cosine)
+        scores = self.score(table.cosine)  # outside of the blocks, for the gradients of its parameters
+        scored = scores is not table.cosine
+        total, active, pairs = sum_over_rows(terms, scores)
         view.report["active_share"] = ratio(active, pairs)
         return total if self.reduction == "sum" else total / len(table.cosine)
 
-    def active(self, cosine: Tensor, negative: Tensor) -> Tensor:
+    def score(self, cosine: Tensor) -> Tensor:
+        """Return a table of what the loss is a function of; miners compare the cosines."""
+        return cosine
+
+    def active(self, far: Tensor, negative: Tensor) -> Tensor:
         """Return the mask of selected negatives that receive a gradient."""
         return negative
 
-    def total(self, near: Tensor, positive: Tensor, cosine: Tensor, negative: Tensor) -> Tensor:
+    def total(self, near: Tensor, positive: Tensor, far: Tensor, negative: Tensor) -> Tensor:
         """Return the sum over the rows of the loss of some anchors.
 
         Args:
-            near, positive: [R, S] cosines and the mask of the positives that count.
-            cosine, negative: [R, C] cosines and the mask of the negatives that count.
+            near, positive: [R, S] scores and the mask of the positives that count.
+            far, negative: [R, C] scores and the mask of the negatives that count.
         """
         raise NotImplementedError
 
@@ -124,12 +131,12 @@ class Contrastive(PairTerm):
         super().__init__(mining)
         self.threshold, self.positive_offset = threshold, positive_offset
 
-    def active(self, cosine: Tensor, negative: Tensor) -> Tensor:
-        return negative & (cosine > self.threshold)
+    def active(self, far: Tensor, negative: Tensor) -> Tensor:
+        return negative & (far > self.threshold)
 
-    def total(self, near: Tensor, positive: Tensor, cosine: Tensor, negative: Tensor) -> Tensor:
+    def total(self, near: Tensor, positive: Tensor, far: Tensor, negative: Tensor) -> Tensor:
         pull = masked_sum(self.positive_offset - near, positive)
-        return pull + masked_sum(F.relu(cosine - self.threshold), negative)
+        return pull + masked_sum(F.relu(far - self.threshold), negative)
 
 
 @register(
@@ -177,9 +184,9 @@ class BinomialDeviance(PairTerm):
         printed = slopes == "printed"
         self.pull, self.push = (1.0, 1.0) if printed else (2 / alpha, 2 / beta)
 
-    def total(self, near: Tensor, positive: Tensor, cosine: Tensor, negative: Tensor) -> Tensor:
+    def total(self, near: Tensor, positive: Tensor, far: Tensor, negative: Tensor) -> Tensor:
         pull = torch.where(positive, F.softplus(self.alpha * (self.threshold - near)), 0.0).sum(1)
-        push = torch.where(negative, F.softplus(self.beta * (cosine - self.threshold)), 0.0).sum(1)
+        push = torch.where(negative, F.softplus(self.beta * (far - self.threshold)), 0.0).sum(1)
         pull, push = ratio(pull, positive.sum(1)), ratio(push, negative.sum(1))
         return (self.pull * pull + self.push * push).sum()
 
@@ -206,9 +213,9 @@ class EqualWeight(PairTerm):
     def __init__(self, *, mining: PairMiner | None = None) -> None:
         super().__init__(mining)
 
-    def total(self, near: Tensor, positive: Tensor, cosine: Tensor, negative: Tensor) -> Tensor:
+    def total(self, near: Tensor, positive: Tensor, far: Tensor, negative: Tensor) -> Tensor:
         pull = ratio(torch.where(positive, 1 - near, 0.0).sum(1), positive.sum(1))
-        push = ratio(torch.where(negative, cosine, 0.0).sum(1), negative.sum(1))
+        push = ratio(torch.where(negative, far, 0.0).sum(1), negative.sum(1))
         return (pull + push).sum()
 
 
@@ -278,8 +285,8 @@ class MultiSimilarity(PairTerm):
         push = log_one_plus_sum_exp(self.beta * (other - self.threshold), negative)
         return pull / self.alpha + push / self.beta
 
-    def total(self, near: Tensor, positive: Tensor, cosine: Tensor, negative: Tensor) -> Tensor:
-        return self.soft_extremes(near, positive, cosine, negative).sum()
+    def total(self, near: Tensor, positive: Tensor, far: Tensor, negative: Tensor) -> Tensor:
+        return self.soft_extremes(near, positive, far, negative).sum()
 
     def forward(self, view: View) -> Tensor:
         if self.negatives is None:

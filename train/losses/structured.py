@@ -242,9 +242,9 @@ class LiftedGeneralized(PairTerm):
         super().__init__(mining)
         self.margin, self.form = margin, form
 
-    def total(self, near: Tensor, positive: Tensor, cosine: Tensor, negative: Tensor) -> Tensor:
+    def total(self, near: Tensor, positive: Tensor, far: Tensor, negative: Tensor) -> Tensor:
         sign = 1 if self.form == "corrected" else -1
         pull = masked_logsumexp(-near, positive)
-        push = sign * masked_logsumexp(self.margin + sign * cosine, negative)
+        push = sign * masked_logsumexp(self.margin + sign * far, negative)
         valid = positive.any(1) & negative.any(1)
         return torch.where(valid, F.relu(pull + push), 0.0).sum()

@@ -20,7 +20,17 @@ WASSERSTEIN = {"name": "wasserstein", "max_iterations": 4}
 BACKWARD: list[dict[str, Any]] = [
     *(
         {"name": name}
-        for name in ("triplet", "raw", "lifted", "n-pair", "margin", "fast-ap", "soft-triple", "smooth-ap")
+        for name in (
+            "triplet",
+            "raw",
+            "lifted",
+            "n-pair",
+            "margin",
+            "fast-ap",
+            "soft-triple",
+            "smooth-ap",
+            "siglip",
+        )
     ),
     {"name": "triplet", "mining": {"positive": "all", "negative": "all"}},
     {"name": "triplet", "negatives": "optimal"},

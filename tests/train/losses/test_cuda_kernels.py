@@ -22,6 +22,8 @@ pytestmark = [
 MOST: list[tuple[dict[str, Any], int]] = [
     ({"name": "contrastive"}, 11),
     ({"name": "multi-similarity"}, 9),
+    *(({"name": name}, 9) for name in ("supcon", "info-nce", "circle")),
+    ({"name": "siglip"}, 14),
     ({"name": "recall-at-k"}, 19),
     ({"name": "smooth-ap"}, 21),
     ({"name": "triplet", "negatives": "optimal"}, 26),

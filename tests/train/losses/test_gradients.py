@@ -2,13 +2,16 @@
 
 from collections.abc import Callable
 from functools import cache
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
 from train import losses
+from train.losses import ops
 
+from .oracle import contrast
 from .oracle.batches import Batch, make_batch
 from .oracle.combinations import COMBINATIONS
 from .oracle.families import FAMILIES, draw
@@ -16,7 +19,8 @@ from .oracle.geometry import arc_distance, segment_distance, unit, unit_rows
 from .oracle.registry import TRANSPORT, VARIANTS, Variant
 
 FLAT = {"gen_lifted_printed_0.5"}  # 0 on every ordinary batch in its printed form
-BY_LABEL = {v.label: v for v in [*VARIANTS, *COMBINATIONS] if v.label not in FLAT}
+WEIGHTED = {"circle", "circle_options", "circle_vthm"}  # with weights that have no gradient
+BY_LABEL = {v.label: v for v in [*VARIANTS, *COMBINATIONS] if v.label not in FLAT | WEIGHTED}
 LABELS = torch.tensor([0, 0, 1, 1])
 
 
@@ -61,6 +65,42 @@ def test_gradient_equals_finite_differences(label: str) -> None:
     for along in np.random.default_rng(0).normal(size=(4, *batch.x.shape)):
         expected = differences(lambda v: BY_LABEL[label].function(v, batch.y), batch.x, along, 1e-6)
         assert float((x.grad.numpy() * along).sum()) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize(("margin", "scale"), [(0.4, 80.0), (0.25, 16.0)])
+def test_circle_gradient_equals_finite_differences_at_fixed_weights(margin: float, scale: float) -> None:
+    batch = make_batch(3, (3, 2, 2, 1), dim=4, spread=1.2, raw=True)
+    x = torch.tensor(batch.x, requires_grad=True)
+    losses.build({"name": "circle", "margin": margin, "scale": scale})(x, torch.tensor(batch.y)).backward()
+
+    def value(v: np.ndarray) -> float:
+        return contrast.circle(v, batch.y, margin, scale, weighed_at=batch.x)
+
+    assert x.grad is not None
+    for along in np.random.default_rng(0).normal(size=(6, *batch.x.shape)):
+        expected = differences(value, batch.x, along, 1e-6)
+        assert float((x.grad.numpy() * along).sum()) == pytest.approx(expected, rel=1e-5, abs=1e-6)
+        assert abs(expected) > 1e-2
+
+
+@pytest.mark.parametrize("mining", [None, {"name": "vthm", "margin": 0.1}])
+@pytest.mark.parametrize("block", [1 << 18, 20])
+def test_gradients_of_scale_and_bias_equal_finite_differences(block: int, mining: dict | None) -> None:
+    """In one block of rows and in several."""
+    batch = make_batch(4, (3, 2, 2, 4), dim=4, spread=1.2)
+    loss = losses.build({"name": "siglip", "scale": 3.0, "bias": -1.0, "mining": mining}).double()
+    with mock.patch.object(ops, "_BLOCK", block):
+        loss(torch.tensor(batch.x), torch.tensor(batch.y)).backward()
+    margin = mining and mining["margin"]
+    found = {name: float(p.grad) for name, p in loss.named_parameters() if p.grad is not None}
+
+    def value(growth: float, bias: float) -> float:
+        return contrast.siglip(*batch, scale=3 * np.exp(growth), bias=bias, mining=margin)
+
+    at, h = (0.0, -1.0), 1e-6
+    by_scale = (value(at[0] + h, at[1]) - value(at[0] - h, at[1])) / (2 * h)
+    by_bias = (value(at[0], at[1] + h) - value(at[0], at[1] - h)) / (2 * h)
+    assert found == pytest.approx({"term.growth": by_scale, "term.bias": by_bias}, rel=1e-5)
 
 
 SMOOTH = ["iid", "clustered", "overlapping", "near-antipodal", "duplicate-one"]

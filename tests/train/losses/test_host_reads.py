@@ -34,6 +34,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"name": "margin", "learn": "per-class"},
     {"name": "recall-at-k", "mixup": True},
     {"name": "smooth-ap", "memory": 10},
+    {"name": "supcon", "guard": 0.1},
     *({"regularizers": [{"name": name}]} for name in losses.names("regularizer")),
     {"regularizers": [{"name": "wasserstein", "form": "sharp"}]},
     {"regularizers": [{"name": "wasserstein", "form": "entropic", "debias": True}]},

@@ -20,6 +20,15 @@ Spec = dict[str, Any]
 HARD = {"positive": "all", "negative": "hard"}
 INERT: list[tuple[Spec, str, str]] = [
     ({"name": "triplet", "pairs": "ordered", "negatives": "optimal"}, "pairs", "alternate pairs"),
+    *(
+        ({"name": name, "guard": 0.1, "mining": {"negative": "semi-hard"}}, "guard", "semi-hard")
+        for name in ("supcon", "info-nce")
+    ),
+    (
+        {"name": "recall-at-k", "form": "released", "rank_temperature": 2.0},
+        "rank_temperature",
+        "form: released",
+    ),
     ({"name": "triplet", "pairs": "unordered", "negatives": "symmetric"}, "pairs", "alternate pairs"),
     ({"name": "triplet", "pairs": "ordered", "mining": HARD}, "pairs", "every sample is an anchor"),
     ({"name": "triplet", "pairs": "alternate", "mining": HARD}, "pairs", "every sample is an anchor"),

@@ -15,7 +15,17 @@ from pytorch_metric_learning import losses as pml
 
 from train import losses
 
-from .oracle import geometry, hardest, other_losses, ranks, symmetrical, transport, triplets, weighted
+from .oracle import (
+    contrast,
+    geometry,
+    hardest,
+    other_losses,
+    ranks,
+    symmetrical,
+    transport,
+    triplets,
+    weighted,
+)
 from .oracle.batches import BATCHES, CLOSED_SET, Batch, make_batch
 from .oracle.combinations import COMBINATIONS
 from .oracle.pairs import negatives, ordered, positives
@@ -275,6 +285,24 @@ def test_reference_equals_peer_after_normalisation(batch: Batch) -> None:
     if not lonely:
         expected = peer(batch, pml.GeneralizedLiftedStructureLoss(neg_margin=-0.5, pos_margin=0, **COSINE))
         assert weighted.generalized_lifted(x, y) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+def test_references_of_contrast_equal_peers(batch: Batch) -> None:
+    """The peers average over the anchors, or the pairs, that have a positive."""
+    x, y = batch
+    paired = [i for i in range(len(y)) if positives(y, i)]
+    of_anchors = len(paired) / len(y)
+    assert contrast.supcon(x, y) == pytest.approx(of_anchors * peer(batch, pml.SupConLoss(0.1)), rel=1e-9)
+    circle = peer(batch, pml.CircleLoss(m=0.4, gamma=80, **MEAN))
+    assert contrast.circle(x, y) == pytest.approx(circle, rel=1e-9)
+    if len({len(positives(y, i)) for i in range(len(y))}) == 1:
+        assert contrast.info_nce(x, y) == pytest.approx(peer(batch, pml.NTXentLoss(0.1, **MEAN)), rel=1e-9)
+
+
+def test_info_nce_and_supcon_are_one_loss_of_pairs() -> None:
+    batch = make_batch(13, (2, 2, 2, 2), raw=True)
+    assert value({"name": "info-nce"}, batch) == pytest.approx(value({"name": "supcon"}, batch), rel=1e-12)
 
 
 def test_reference_smooth_ap_equals_peer() -> None:

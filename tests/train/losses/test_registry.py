@@ -14,6 +14,7 @@ NAMES = {
     "lifted-generalized", "contrastive", "binomial-deviance", "raw", "multi-similarity", "equal-weight",
     "n-pair", "angular", "angular-n-pair", "margin", "proxy-nca", "proxy-anchor", "soft-triple",
     "normalized-softmax", "histogram", "fast-ap", "recall-at-k", "smooth-ap",
+    "supcon", "info-nce", "circle", "siglip",
 }  # fmt: skip
 REGULARIZERS = {"wasserstein", "mmd-laplacian", "mmd-gaussian", "energy", "cross-entropy", "spread-out"}
 MINERS = {"triplet", "vthm", "rand-disjoint"}
@@ -152,6 +153,7 @@ def test_source_parameters_are_accepted_beside_or_nested() -> None:
         ({"name": "proxy-nca"}, [(5, 4)]),
         ({"name": "soft-triple", "centers": 3}, [(15, 4)]),
         ({"name": "margin", "learn": "per-class"}, [(5,)]),
+        ({"name": "siglip"}, [(), ()]),
         ({"name": "margin", "learn": "shared"}, [(1,)]),
         ({"name": "margin"}, []),
         ({"name": "triplet", "regularizers": [{"name": "cross-entropy"}]}, [(5, 4), (5,)]),

@@ -21,7 +21,7 @@ RANDOM = {"random", "distance-weighted", "rand-disjoint"}
 # Without a miner these pair the samples of a class in batch order, whatever the source of negatives.
 ALTERNATE = {"triplet", "hphn-triplet", "lifted-hard", "n-pair", "angular", "angular-n-pair"}
 # These have terms of positives or of negatives alone: not 0 on a batch that lacks the others.
-ONE_SIDED = {"contrastive", "binomial-deviance", "raw", "multi-similarity", "equal-weight"}
+ONE_SIDED = {"contrastive", "binomial-deviance", "raw", "multi-similarity", "equal-weight", "siglip"}
 
 
 class Combination(NamedTuple):
@@ -69,7 +69,7 @@ def advertised() -> Iterator[Combination]:
             default_random = name == "margin"  # draws distance-weighted negatives by default
             pairs = source != "batch" or name in ALTERNATE
             one_sided = name in ONE_SIDED
-            mines_nothing = name in ("contrastive", "binomial-deviance")
+            mines_nothing = name in ("contrastive", "binomial-deviance", "siglip")
             yield Combination(spec, default_random, pairs, one_sided and mines_nothing)
             for mining in () if second else _miners(entry.mining, source):
                 drawn = mining is not None and bool(RANDOM & set(mining.values()))

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import hardest, other_losses, ranks, symmetrical, transport, triplets, weighted
+from . import contrast, hardest, other_losses, ranks, symmetrical, transport, triplets, weighted
 from .pairs import Labels
 
 Reference = Callable[[np.ndarray, Labels], float]
@@ -403,4 +403,44 @@ NEIGHBOURS = [
     ),
 ]
 
-VARIANTS = [*LOOP, *SCT, *RAW, *SYMM, *DCDL, *MMD, *NEIGHBOURS]
+CONTRAST = [
+    *(
+        Variant(name.replace("-", "_"), {"name": name}, function)
+        for name, function in [
+            ("supcon", contrast.supcon),
+            ("info-nce", contrast.info_nce),
+            ("circle", contrast.circle),
+            ("siglip", contrast.siglip),
+        ]
+    ),
+    *(
+        Variant(
+            f"{function.__name__}_guard_{guard}",
+            {"name": name, "temperature": 0.2, "guard": guard},
+            partial(function, temperature=0.2, guard=guard),
+        )
+        for name, function in [("supcon", contrast.supcon), ("info-nce", contrast.info_nce)]
+        for guard in (0.1, -0.2)
+    ),
+    Variant(
+        "circle_options",
+        {"name": "circle", "margin": 0.25, "scale": 16.0},
+        partial(contrast.circle, margin=0.25, scale=16.0),
+    ),
+    Variant(
+        "siglip_options",
+        {"name": "siglip", "scale": 5.0, "bias": -1.0},
+        partial(contrast.siglip, scale=5.0, bias=-1.0),
+    ),
+    *(
+        Variant(f"{name}_vthm", {"name": name, "mining": _vthm}, partial(function, mining=0.1))
+        for name, function in [
+            ("supcon", contrast.supcon),
+            ("info-nce", contrast.info_nce),
+            ("circle", contrast.circle),
+            ("siglip", contrast.siglip),
+        ]
+    ),
+]
+
+VARIANTS = [*LOOP, *SCT, *RAW, *SYMM, *DCDL, *MMD, *NEIGHBOURS, *CONTRAST]
