@@ -370,6 +370,13 @@ class BatchConfig(StrictModel):
         "epoch. The others are drawn at random. 0: all of them.",
     )
     group: int = Field(default=4, ge=2, description="hard_classes: classes in a group.")
+    categories: int | None = Field(
+        default=None,
+        ge=1,
+        description="Categories (coarse labels of the data) that a batch takes its classes from, as many of "
+        "each; all categories are drawn equally often. A few: batches of related classes. As many as there "
+        "are: balanced batches. null: classes are drawn alike, whatever their category.",
+    )
     per_epoch: int | None = Field(
         default=None, ge=1, description="Batches in an epoch. null: as many whole batches as the images fill."
     )
@@ -385,6 +392,20 @@ class BatchConfig(StrictModel):
         if self.hard_classes and self.layout == "at-least":
             raise InputError(
                 "batch.hard_classes: classes are drawn in batch.layout=exact only; leave one out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_categories(self) -> BatchConfig:
+        if self.categories is None:
+            return self
+        if self.layout == "at-least":
+            raise InputError("batch.categories: classes are drawn in batch.layout=exact only; leave one out")
+        if self.hard_classes:
+            raise InputError("batch.categories, batch.hard_classes: both choose the classes; leave one out")
+        if self.categories > self.classes:
+            raise InputError(
+                f"batch.categories: expected batch.classes ({self.classes}) or less, got {self.categories}"
             )
         return self
 
@@ -651,6 +672,7 @@ class Config(StrictModel):
         for setting, is_set in (
             ("batch.layout=at-least", self.batch.layout == "at-least"),
             ("batch.hard_classes", self.batch.hard_classes > 0),
+            ("batch.categories", self.batch.categories is not None),
         ):
             if is_set and not self.loss:
                 raise InputError(

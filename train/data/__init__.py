@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from train.data.dataset import DataSet, LabelledImage, class_numbers
+from train.data.dataset import DataSet, LabelledImage, class_categories, class_numbers
 from train.data.fetcher import fetch
 from train.data.known import KNOWN
 from train.data.spec import load
 
-__all__ = ["KNOWN", "DataSet", "LabelledImage", "class_numbers", "fetch", "load"]
+__all__ = ["KNOWN", "DataSet", "LabelledImage", "class_categories", "class_numbers", "fetch", "load"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
+from retrieval.errors import InputError
 
 SPLITS = ("train", "test")
 
@@ -64,3 +67,20 @@ class DataSet:
 def class_numbers(images: Sequence[LabelledImage]) -> np.ndarray:
     """Return labels as numbers 0..C-1 in the order of the sorted names, int64 [N]."""
     return np.unique([image.label for image in images], return_inverse=True)[1].astype(np.int64)
+
+
+def class_categories(images: Sequence[LabelledImage]) -> dict[str, str]:
+    """Return the coarse label of each label, the most frequent one of its images.
+
+    Raises:
+        InputError: An image has none.
+    """
+    found: dict[str, Counter[str]] = {}
+    for image in images:
+        if image.coarse is None:
+            raise InputError(
+                f"batch.categories: {image.path} has no coarse label; give one to each image (the column "
+                "coarse of a csv), or leave the setting out"
+            )
+        found.setdefault(image.label, Counter())[image.coarse] += 1
+    return {label: counts.most_common(1)[0][0] for label, counts in found.items()}

@@ -22,10 +22,14 @@ class ClassBatchSampler:
     to it that are not in the batch yet. The draws go over all classes as without groups, so a class is drawn
     as often as any other, and comes more often only as a neighbour.
 
+    With `categories`, the classes of a batch come from that many categories, as many of each where they have
+    enough; each category is drawn as often as any other, and so is a class within its category.
+
     Args:
         labels: int [N], 0..C-1.
         config: P, K and the layout; P is lowered to the number of classes if there are fewer.
         seed: Random seed.
+        category: int [C], the category of each class; unused without `categories`.
 
     Attributes:
         nearest: The classes that each class is most confused with, int64 [C, m], the worst first; `None`
@@ -38,7 +42,9 @@ class ClassBatchSampler:
         InputError: Fewer than two classes.
     """
 
-    def __init__(self, labels: np.ndarray, config: BatchConfig, seed: int) -> None:
+    def __init__(
+        self, labels: np.ndarray, config: BatchConfig, seed: int, category: np.ndarray | None = None
+    ) -> None:
         self._labels = labels
         self._of_class = _members(labels)
         if len(self._of_class) < 2:
@@ -51,6 +57,10 @@ class ClassBatchSampler:
         self._layout = config.layout
         self._grouped, self._group = round(config.hard_classes * self.classes), config.group
         self.nearest: np.ndarray | None = None
+        self._category = None
+        if config.categories is not None and category is not None:
+            self._category = _members(np.unique(category, return_inverse=True)[1])  # classes of each
+            self._together = min(config.categories, len(self._category))
         self._seed = seed
         self.per_epoch = config.per_epoch or max(1, len(labels) // (self.classes * self.per_class))
 
@@ -64,12 +74,30 @@ class ClassBatchSampler:
     def _exact(self, random: np.random.Generator) -> Iterator[list[int]]:
         classes = _Deck(range(len(self._of_class)), random)
         images = [_Deck(members.tolist(), random) for members in self._of_class]
+        related = None if self._category is None else self._related(self._category, random)
         while True:
             if self._grouped and self.nearest is not None:
                 drawn = self._groups(classes, self.nearest)
+            elif related is not None:
+                drawn = next(related)
             else:
                 drawn = classes.draw(self.classes)
             yield [image for c in drawn for image in images[c].draw(self.per_class)]
+
+    def _related(self, category: list[np.ndarray], random: np.random.Generator) -> Iterator[list[int]]:
+        """Yield the classes of batches of categories; another category fills up where one has too few."""
+        categories = _Deck(range(len(category)), random)
+        classes = [_Deck(members.tolist(), random) for members in category]
+        while True:
+            batch: dict[int, None] = {}
+            together = categories.draw(self._together)
+            while len(batch) < self.classes:
+                one = together.pop() if together else categories.draw(1)[0]
+                room = min(-(-self.classes // self._together), self.classes - len(batch))
+                used = sum(c in batch for c in category[one].tolist())
+                fresh = dict.fromkeys(c for c in classes[one].draw(used + room) if c not in batch)
+                batch.update(dict.fromkeys(list(fresh)[:room]))
+            yield list(batch)
 
     def _groups(self, classes: _Deck, nearest: np.ndarray) -> list[int]:
         """Draw the classes of a batch: groups of confused classes, then random ones."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from retrieval.errors import InputError
 from train.config import Config
-from train.data import DataSet, LabelledImage, class_numbers
+from train.data import DataSet, LabelledImage, class_categories, class_numbers
 from train.data.label_noise import write_noise
 from train.data.splits import divide, draw_distractors
 from train.input.feature_loader import FeatureLoader
@@ -86,7 +86,12 @@ class TrainingData:
         if not config.loss:
             of_sampler = np.arange(len(self.images))
             batch = batch.model_copy(update={"classes": batch.classes * batch.per_class, "per_class": 1})
-        self.sampler = ClassBatchSampler(of_sampler, batch, config.seed)
+        category = None
+        if batch.categories is not None:
+            categories = class_categories(self.clean)
+            names = sorted({image.label for image in self.images})
+            category = np.array([categories[name] for name in names] * symmetries)
+        self.sampler = ClassBatchSampler(of_sampler, batch, config.seed, category)
         _check_division(self.sampler.classes * self.sampler.per_class, group)
 
     @cached_property

@@ -125,3 +125,55 @@ def test_groups_change_how_often_a_class_is_drawn_only_as_a_neighbour() -> None:
     counts = np.bincount(np.concatenate([labels[batch][::2] for batch in batches.epoch(0)]), minlength=12)
     assert counts[0] > 2 * counts[2:].max(), "the neighbour of all others"
     assert counts[2:].max() < 1.1 * counts[2:].min()
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=5), min_size=2, max_size=5),
+    st.integers(2, 8),
+    st.integers(1, 5),
+    st.integers(0, 99),
+)
+def test_classes_of_a_batch_come_from_few_categories(
+    counts: list[list[int]], p: int, wanted: int, seed: int
+) -> None:
+    """Each with an equal share, and more of them only where those drawn have too few classes."""
+    labels = np.repeat(np.arange(sum(map(len, counts))), np.concatenate(counts))
+    category = np.repeat(np.arange(len(counts)), [len(classes) for classes in counts])
+    config = BatchConfig(classes=p, per_class=2, categories=min(wanted, p), per_epoch=20)
+    batches = ClassBatchSampler(labels, config, seed, category)
+    p, wanted = min(p, len(category)), min(wanted, p, len(counts))
+    share = -(-p // wanted)
+    for batch in batches.epoch(0):
+        classes = labels[batch].reshape(p, 2)[:, 0]
+        assert len(set(classes)) == p
+        if min(map(len, counts)) >= share:
+            found = Counter(category[classes])
+            assert len(found) <= wanted
+            assert set(found.values()) <= {share, p % share}
+
+
+def test_categories_are_drawn_evenly_and_so_are_their_classes() -> None:
+    """One of ten classes and one of two, which come five times as often."""
+    labels = np.repeat(np.arange(12), 4)
+    category = np.array(["shoes"] * 10 + ["bags"] * 2)
+    config = BatchConfig(classes=2, per_class=2, categories=2, per_epoch=300)
+    batches = list(ClassBatchSampler(labels, config, 0, category).epoch(0))
+    drawn = Counter(np.concatenate([labels[batch][::2] for batch in batches]).tolist())
+    assert [drawn[c] for c in range(10)] == [30] * 10
+    assert [drawn[c] for c in (10, 11)] == [150] * 2
+    related = ClassBatchSampler(labels, config.model_copy(update={"categories": 1}), 0, category)
+    of_batch = [set(category[labels[batch]]) for batch in related.epoch(0)]
+    assert Counter(next(iter(one)) for one in of_batch if len(one) == 1) == {"shoes": 150, "bags": 150}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"categories": 2, "layout": "at-least"}, "layout=exact"),
+        ({"categories": 2, "hard_classes": 0.5}, "both choose the classes"),
+        ({"categories": 5, "classes": 4}, "expected batch.classes"),
+    ],
+)
+def test_categories_that_cannot_be_drawn_are_refused(settings: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        BatchConfig(**settings)

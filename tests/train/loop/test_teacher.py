@@ -177,9 +177,10 @@ def test_unreadable_images_have_zeros() -> None:
         ({"model.init": "teacher"}, "model.init: there is no teacher"),
         ({"distill.teacher": "t.onnx", "augment.symmetries": 4}, "augment.symmetries: rotated"),
         ({"distill.teacher": "t.onnx", "batch.hard_classes": 0.5}, "batch.hard_classes: has no effect"),
+        ({"distill.teacher": "t.onnx", "batch.categories": 2}, "batch.categories: has no effect"),
         ({"distill.teacher": "t.onnx", "batch.layout": "at-least"}, "batch.layout=at-least: has no effect"),
     ],
-    ids=["nothing", "no teacher", "symmetries", "hard-classes", "layout"],
+    ids=["nothing", "no teacher", "symmetries", "hard-classes", "categories", "layout"],
 )
 def test_refuses_settings(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
