@@ -69,6 +69,8 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_file(timm.create_model("test_resnet").state_dict(), folder / "weights.safetensors")
     paths = [path.relative_to(folder / "shop") for path in sorted(folder.glob("shop/*/*.png"))]
     (folder / "corrections.csv").write_text("".join(["path,label\n", *(f"{p},{p.parent}\n" for p in paths)]))
+    rows = [f"shop/{path},{path.parent},department {int(path.parent.name) % 4}\n" for path in paths]
+    (folder / "shop.csv").write_text("".join(["path,label,coarse\n", *rows]))
     (methods,) = blocks("yaml", (DOCS / "tuning.md").read_text())
     (folder / "methods.yaml").write_text(methods)
     lookalike_here("index", "build", "shop.gallery", "shop", "--model", "model.onnx", cwd=folder)
