@@ -62,7 +62,7 @@ def file_lock(file: Path, on_busy: Callable[[IO[str]], object]) -> Iterator[IO[s
     Yields:
         The open file, in which the holder may leave information for others.
     """
-    with file.open("a+") as opened:
+    with file.open("a+", errors="replace") as opened:
         if not try_lock(opened):
             on_busy(opened)
             lock(opened)

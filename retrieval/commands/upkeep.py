@@ -111,8 +111,9 @@ def verify(ctx: click.Context, gallery: Path, repair: bool, runtime: Runtime, as
     delete. Images without a vector keep their ids, labels and metadata, but searches do not find them until
     `lookalike index add` (or `build`) with the same images has embedded them again.
 
-    If gallery.db is lost, --repair builds a new one from the vector files: with all ids, keys, labels, paths
-    and vectors, but with the metadata only as far as the old file can be read.
+    If gallery.db is lost, older than the other files, or of another gallery, --repair builds a new one from
+    the vector files and the facts beside them, with all ids, keys, paths, vectors, labels and metadata; those
+    that changed later are kept only as far as the old file has them.
 
     \b
       lookalike index verify shop.gallery
@@ -251,11 +252,12 @@ def _salvaged(found: Salvage) -> list[str]:
     """Return what was saved of a lost database, and what was not."""
     facts_only = found.items - found.complete
     return [
-        f"gallery.db: built again with {pluralize(found.items, 'image')}; the old file is in quarantine",
+        f"gallery.db: built again with {pluralize(found.items, 'image')}"
+        + ("; the old file is in quarantine" if found.quarantined else ""),
         *(
             f"{count} {what}"
             for count, what in (
-                (facts_only, "without metadata, and with the label of the time when their vector was stored"),
+                (facts_only, "with label and metadata as they were when the vector was stored"),
                 (found.lost, "vectors lost; adding their images embeds them again"),
                 (found.renamed, "with another key, because two had the same"),
                 (found.nameless, "with a key made of their id, because their key, path and label are lost"),

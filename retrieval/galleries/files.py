@@ -426,7 +426,7 @@ class FilesView(SearchableGallery):
 
     def info(self) -> dict[str, Any]:
         """Return facts about the gallery as plain values; see `retrieval.storage.inventory`."""
-        return inventory(self.store, None if self.index is None else self.index.card, self.outside_index)
+        return inventory(self.store, self.index.known_card if self.index else None, self.outside_index)
 
     def sample(self, count: int) -> list[int]:
         """Return the ids of a few items from all over the gallery, always the same ones, ascending."""
@@ -474,8 +474,14 @@ class FilesView(SearchableGallery):
         return State(state, snapshot)
 
     def _open_index(self, record: ActiveIndex) -> Index:
-        """Return the index of a record; the same one as before stays open."""
+        """Return the index of a record; the same one as before stays open.
+
+        Raises:
+            LookalikeError: A writer has deleted it, and put another one to use.
+        """
         folder = self.folder / "indexes" / record.folder
-        if self._index is None or self._index.folder != folder:
+        if self._index is None or self._index.folder != folder or self._index.missing:
             self._index = Index(folder, record.sha256, record.card_sha256)
+            if self._index.missing and self.store.changed():
+                raise LookalikeError(f"{folder}: not the index of {self.folder} any more; open it again")
         return self._index

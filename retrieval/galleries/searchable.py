@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,8 +34,9 @@ from retrieval.storage.manifest import Manifest
 from retrieval.storage.paths import ItemPaths
 from retrieval.storage.records import BadFile, IndexSpec, StoredItem, Value
 from retrieval.storage.schema import BUILT_IN
-from retrieval.text import pluralize
+from retrieval.text import pluralize, printable
 
+_log = logging.getLogger("lookalike.retrieval")
 _SCORE = "score"
 _UNIQUE = ("id", "key", "path")  # columns
 _COPIES = 2  # of the picture of a query, which are searched for beside its nearest images
@@ -480,12 +482,15 @@ class SearchableGallery(Displayed, ABC):
     def calibration(self) -> Calibration | None:
         """Calibration of the scores; `None` if there is none for the gallery's model.
 
-        Raises:
-            LookalikeError: Its file is damaged.
+        A damaged one is logged, and left out.
         """
         if self._calibration is None:
             self._calibration = CalibrationFile(self.folder)
-        found = self._calibration.read()
+        try:
+            found = self._calibration.read()
+        except LookalikeError as error:
+            _log.warning("%s; until then hits have no probabilities", printable(str(error)))
+            return None
         return found if found is not None and found.fingerprint == self.fingerprint else None
 
     # ---- items

@@ -120,18 +120,19 @@ class CalibrationFile:
     def __init__(self, folder: Path) -> None:
         self._file = folder / NAME
         self._name = str(self._file)
-        self._read: tuple[tuple[int, int, int], Calibration] | None = None
+        self._read: tuple[tuple[int, int, int], Calibration | None] | None = None
 
     def read(self) -> Calibration | None:
-        """Return the calibration; `None` if there is none.
+        """Return the calibration; `None` if there is none, or a damaged one that was reported already.
 
         Raises:
-            LookalikeError: The file is damaged.
+            LookalikeError: The file is damaged; once for each of its versions.
         """
         version, known = file_version(self._name), self._read
         if version is None:
             return None
         if known is None or known[0] != version:
+            self._read = version, None
             self._read = known = version, _parse(self._file)
         return known[1]
 
@@ -155,7 +156,7 @@ def _parse(file: Path) -> Calibration:
         found = Calibration(**{**values, "weights": tuple(weights)})
         if len(weights) != 6 or not np.isfinite([*weights, found.offset, found.ceiling]).all():
             raise ValueError
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         hint = f"run `lookalike calibrate {file.parent}`, or delete it"
         raise LookalikeError(f"{file}: damaged, or of another version; {hint}") from error
     return found

@@ -257,13 +257,14 @@ class Index:
 
     Attributes:
         checking: Thread that computes the checksum of a large file; `None` before the first use.
+        missing: Names of the files that are not there; it is not usable without them.
 
     Args:
         folder: Folder with `index.faiss` and `card.json`.
         sha256, card_sha256: SHA-256 of the two files.
 
     Raises:
-        LookalikeError: A file is missing.
+        LookalikeError: A file cannot be opened, though it is there.
     """
 
     def __init__(self, folder: Path, sha256: str, card_sha256: str) -> None:
@@ -272,6 +273,7 @@ class Index:
         self._found_damaged = threading.Event()
         self._parameters = LRUCache[tuple[int, float, int], tuple[int, Any, Any]](_KEPT)
         self.checking: threading.Thread | None = None
+        self.missing: list[str] = []
         self._file, self._card_file = (self._open_file(name) for name in ("index.faiss", "card.json"))
 
     @cached_property
@@ -284,6 +286,15 @@ class Index:
         self._check(self._card_file, self._card_sha256, "card.json")
         card: dict[str, Any] = json.loads(self._card_file.read_text())
         return card
+
+    @property
+    def known_card(self) -> dict[str, Any] | None:
+        """Facts about the index; `None` if the file is damaged, which is logged."""
+        try:
+            return self.card
+        except LookalikeError as error:
+            self._warn(error)
+            return None
 
     @cached_property
     def faiss(self) -> Any:
@@ -366,8 +377,11 @@ class Index:
         """Open a file, and return a path that stays valid after the file is deleted."""
         try:
             descriptor = os.open(self.folder / name, os.O_RDONLY)
+        except (FileNotFoundError, NotADirectoryError):
+            self.missing.append(name)
+            return Path(os.devnull)  # which has no checksum of an index
         except OSError as error:
-            raise LookalikeError(f"{self.folder / name}: missing; {self._repair}") from error
+            raise LookalikeError(f"{self.folder / name}: cannot be read ({error.strerror})") from error
         weakref.finalize(self, os.close, descriptor)
         return Path(f"/dev/fd/{descriptor}")
 
@@ -376,7 +390,8 @@ class Index:
             raise self._damage(name)
 
     def _damage(self, name: str) -> LookalikeError:
-        return LookalikeError(f"{self.folder / name}: damaged; {self._repair}")
+        what = "missing" if name in self.missing else "damaged"
+        return LookalikeError(f"{self.folder / name}: {what}; {self._repair}")
 
 
 def _read_index(file: Path, flags: int | None = None) -> Any:

@@ -15,7 +15,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -60,6 +60,14 @@ class Decision:
     undone: bool = False
 
 
+# How a line may be damaged, and the types of what a decision says.
+_DAMAGE = (ValueError, KeyError, TypeError, RecursionError)
+_TYPES = {
+    field.name: int if field.type in ("int", "bool") else str | None if "None" in str(field.type) else str
+    for field in fields(Decision)
+}
+
+
 def decide(action: Action, item: StoredItem, label: str | None = None) -> Decision:
     """Return a decision about an item, which `DecisionLog.append` writes; `label` is the new one, if any."""
     new = label if action == "label" else item.label
@@ -102,14 +110,28 @@ class DecisionLog:
         Raises:
             LookalikeError: A line is damaged.
         """
-        found: dict[int, dict[str, Any]] = {}
+        found: dict[int, Decision] = {}
         for number, entry in self._entries():
-            if "undo" in entry:
-                with self._at(number):
-                    found[entry["undo"]]["undone"] = True
-            elif "view" not in entry:
-                found[entry["n"]] = entry
-        return [Decision(**entry) for entry in found.values()]
+            with self._at(number):
+                _take(entry, found)
+        return [*found.values()]
+
+    def damaged_lines(self) -> list[int]:
+        """Return the numbers of the lines that are damaged, ascending."""
+        damaged, found = list[int](), dict[int, Decision]()
+        for number, line in enumerate(self._lines(), 1):
+            try:
+                _take(_parse(line), found)
+            except _DAMAGE:
+                damaged.append(number)
+        return damaged
+
+    def drop(self, damaged: Iterable[int]) -> None:
+        """Delete lines by their numbers."""
+        numbers = {*damaged}
+        with file_lock(self._file, lambda _: None), atomic_write(self._file) as draft:
+            kept = [line for number, line in enumerate(self._lines(), 1) if number not in numbers]
+            draft.write_bytes(b"".join(line + b"\n" for line in kept))
 
     def views(self) -> list[SavedView]:
         """Return the saved views, by name.
@@ -186,22 +208,23 @@ class DecisionLog:
 
     def _entries(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the entries with the numbers of their lines."""
-        if not self._file.exists():
-            return
-        *lines, _incomplete = self._file.read_bytes().split(b"\n")
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(self._lines(), 1):
             with self._at(number):
-                entry = json.loads(line)
-                entry["n"]
+                entry = _parse(line)
             yield number, entry
+
+    def _lines(self) -> list[bytes]:
+        """Return the complete lines."""
+        return self._file.read_bytes().split(b"\n")[:-1] if self._file.exists() else []
 
     @contextmanager
     def _at(self, line: int) -> Iterator[None]:
         try:
             yield
-        except (ValueError, KeyError, TypeError) as error:
+        except _DAMAGE as error:
             what = f"{self._file}: line {line} is damaged"
-            raise LookalikeError(f"{what}; put the file back from a copy, or delete the line") from error
+            hint = f"put the file back from a copy, or run `lookalike index verify {self._folder} --repair`"
+            raise LookalikeError(f"{what}; {hint}") from error
 
     def _append(self, entries: Sequence[dict[str, Any]]) -> list[int]:
         """Append entries, and return their numbers."""
@@ -213,10 +236,39 @@ class DecisionLog:
                 numbers = _write(file, entries)
             if is_new:
                 fsync_folder(self._folder)
+        except _DAMAGE as error:
+            hint = f"run `lookalike index verify {self._folder} --repair`"
+            raise LookalikeError(
+                f"{self._file}: its last line is damaged; nothing was changed; {hint}"
+            ) from error
         except OSError as error:
             what = f"{self._file}: cannot be written ({error.strerror})"
             raise LookalikeError(f"{what}; nothing was changed; make it writable for this user") from error
         return numbers
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    """Return the entry of a line, which may be damaged in one of the ways of `_DAMAGE`."""
+    entry: dict[str, Any] = json.loads(line)
+    if type(entry["n"]) is not int:
+        raise TypeError
+    if "view" in entry:
+        is_text = [isinstance(entry[name], str) for name in ("view", "time")]
+        ids = entry.get("items", [])
+        if not (all(is_text) and isinstance(entry["address"], str | None) and {*map(type, ids)} <= {int}):
+            raise TypeError
+    return entry
+
+
+def _take(entry: dict[str, Any], found: dict[int, Decision]) -> None:
+    """Add what an entry says to the decisions found before, by number."""
+    if "undo" in entry:
+        found[entry["undo"]] = replace(found[entry["undo"]], undone=True)
+    elif "view" not in entry:
+        decision = Decision(**entry)
+        if any(not isinstance(getattr(decision, name), types) for name, types in _TYPES.items()):
+            raise TypeError
+        found[decision.n] = decision
 
 
 def copy_log(folder: Path, target: Path) -> None:
@@ -234,9 +286,9 @@ def _write(file: IO[bytes], entries: Sequence[dict[str, Any]]) -> list[int]:
         file.seek(max(0, end - size))
         tail, size = file.read(), 8 * size
         whole = tail[: tail.rfind(b"\n") + 1]
+    first, time = (_parse(whole.splitlines()[-1])["n"] if whole else 0) + 1, now()
     file.truncate(end - len(tail) + len(whole))
     file.seek(0, os.SEEK_END)
-    first, time = (json.loads(whole.splitlines()[-1])["n"] if whole else 0) + 1, now()
     lines = (json.dumps({**entry, "n": n, "time": time}) for n, entry in enumerate(entries, first))
     file.write("".join(f"{line}\n" for line in lines).encode())
     file.flush()

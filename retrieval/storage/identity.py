@@ -167,7 +167,7 @@ def probe_cosine(folder: Path, manifest: Manifest, embedder: Embedder) -> float:
     """
     path = probes_file(folder)
     if not has_sha256(path, manifest.probes_sha256):
-        raise _damaged(path)
+        raise LookalikeError(f"{path}: missing or damaged; run `lookalike index verify {folder}`")
     stored = np.load(path, allow_pickle=False)
     return float((embedder.embed_pixels(probe_pixels(embedder)) * stored).sum(1).min())
 

@@ -130,7 +130,7 @@ def parse_manifest(folder: Path | str, rows: Iterable[tuple[str, str]]) -> Manif
             uuid=str(facts["gallery_uuid"]),
             format_version=version,
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError, OverflowError) as error:
         raise LookalikeError(
             f"{folder}: the gallery's database is damaged; restore it from a copy"
         ) from error
@@ -154,7 +154,7 @@ def read_copy(folder: Path) -> Manifest | None:
     try:
         rows = json.loads((folder / COPY).read_text())
         return parse_manifest(folder, rows.items())
-    except (OSError, ValueError, AttributeError, LookalikeError):
+    except (OSError, ValueError, AttributeError, RecursionError, LookalikeError):
         return None
 
 

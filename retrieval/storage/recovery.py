@@ -57,13 +57,20 @@ class _OldItem:
 class Remains:
     """What can still be read of a damaged database. Use as a context manager.
 
+    Attributes:
+        columns: Names of its metadata columns.
+        last_vector: Highest number of a vector that it knows, if it is older than the gallery: what was
+            stored later counts more. `None` otherwise.
+
     Args:
         folder: Gallery folder.
+        manifest: Manifest of the gallery; a database with the uuid of another one is left alone.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
         self._db: sqlite3.Connection | None = None
         self.columns: list[str] = []
+        self.last_vector: int | None = None
         if not (folder / "gallery.db").is_file():
             return
         db = database.connect(folder)
@@ -73,6 +80,16 @@ class Remains:
             self._db = db
         except sqlite3.DatabaseError:
             db.close()
+            return
+        uuid, revision, last = (self._fact(name) for name in ("gallery_uuid", "revision", "last_vector"))
+        if isinstance(uuid, str) and uuid != manifest.uuid:
+            db.close()
+            self._db, self.columns = None, []
+        elif isinstance(last, int) and (
+            (revision if isinstance(revision, int) else 0) < manifest.revision
+            or removals.last_entry(folder) > self._last_of("changes")
+        ):
+            self.last_vector = last
 
     def close(self) -> None:
         if self._db is not None:
@@ -122,8 +139,18 @@ class Remains:
 
     def last_id(self) -> int:
         """Return the highest item id that was ever given, if it can be read; else 0."""
-        found = self._value("SELECT seq FROM sqlite_sequence WHERE name = 'items'")
+        return self._last_of("items")
+
+    def _last_of(self, table: str) -> int:
+        found = self._value(f"SELECT seq FROM sqlite_sequence WHERE name = '{table}'")
         return found if isinstance(found, int) else 0
+
+    def _fact(self, name: str) -> object:
+        """Return a fact of the table `meta`; `None` if it is not there or damaged."""
+        found = self._value(f"SELECT value FROM meta WHERE key = '{name}'")
+        with suppress(ValueError, TypeError, RecursionError):
+            return json.loads(found)  # type: ignore[arg-type]
+        return None
 
     def _highest(self, table: str) -> int:
         found = self._value(f"SELECT max(rowid) FROM {table}")
@@ -165,7 +192,7 @@ def build_database(folder: Path, draft: Path, manifest: Manifest, listed: Sequen
         manifest: Manifest of the gallery.
         listed: Segments, oldest first, whose rows are all intact.
     """
-    remains = Remains(folder)
+    remains = Remains(folder, manifest)
     database.create(draft)
     with closing(remains), database.writing(draft) as db:
         write_manifest(db, manifest)
@@ -184,7 +211,7 @@ class _Builder:
         rows = [segments.rows(folder / "segments", segment)[:2] for segment in listed]
         everything = np.concatenate([np.empty((2, 0), np.int64), *rows], axis=1)
         self._numbers, self._items = everything
-        dead = np.concatenate([removals.dead_numbers(folder), remains.dead()])
+        self._dead = dead = np.concatenate([removals.dead_numbers(folder), remains.dead()])
         alive = np.flatnonzero(~np.isin(self._numbers, dead))
         alive = alive[np.argsort(self._items[alive], kind="stable")]
         newest = np.append(np.diff(self._items[alive]) > 0, True)[: len(alive)]
@@ -222,9 +249,14 @@ class _Builder:
         """Insert the items that are intact in the old database, with their metadata."""
         ItemWriter(self._db).add_columns(self._remains.columns)
         names = [f", {schema.quoted(name)}" for name in self._remains.columns]
+        newest, dead = self._remains.last_vector, {*self._dead.tolist()}
         for old in self._remains.items(highest):
             at = int(np.searchsorted(self._ids, old.facts[0]))
             has_vector = at < len(self._ids) and self._ids[at] == old.facts[0]
+            if newest is not None and (
+                self._numbers[self._rows[at]] > newest if has_vector else old.vector in dead
+            ):
+                continue  # it was stored again, or removed, since
             if old.is_removed:
                 if has_vector:
                     self._done[at], self._kept[at] = True, False

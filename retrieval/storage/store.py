@@ -49,6 +49,7 @@ from retrieval.storage.manifest import (
     Manifest,
     is_outdated,
     parse_manifest,
+    read_copy,
     write_copy,
     write_manifest,
 )
@@ -243,6 +244,26 @@ class Store:
         with self.reading() as db:
             return metadata_columns(db)
 
+    def misfit(self) -> str:
+        """Return why the database is not that of the other files; empty if it is, as far as they tell.
+
+        It is that of another gallery if the copy of the manifest says so, and none of its segments is there
+        but others are. It is older than the gallery, as one from a backup, if the copy is of a later
+        revision, or the log beside it has removals that it does not know. No killed process leaves that.
+        """
+        copy = read_copy(self.folder)
+        if copy is None:
+            return ""
+        if copy.uuid != self.manifest.uuid:
+            mine = {segment.file for segment in self.segments()}
+            found = {file.name for file in (self.folder / "segments").glob("*.npy")}
+            is_other = not mine & found and any(not name.endswith(".rows.npy") for name in found)
+            return "of another gallery" if is_other else ""
+        with self.reading() as db:
+            logged = database.last_given(db, "changes")
+        is_older = copy.revision > self.manifest.revision or removals.last_entry(self.folder) > logged
+        return "older than the gallery" if is_older else ""
+
     def bad_files(self) -> list[BadFile]:
         """Return the files that could not be used when they were last tried."""
         query = "SELECT root, path, size, mtime_ns, reason, detail FROM bad ORDER BY root, path"
@@ -277,6 +298,7 @@ class Store:
                     if not repairing:
                         self._check_seal()
                         self.manifest = self._read_manifest()
+                        self._check_fit()
                         self._complete_indexes()
                         if is_outdated(self.folder, self.manifest):
                             write_copy(self.folder, self.manifest)
@@ -510,6 +532,11 @@ class Store:
                 what = f"{self.folder}: the gallery's database is damaged"
                 raise LookalikeError(f"{what}; run `lookalike index verify {self.folder}`")
 
+    def _check_fit(self) -> None:
+        if what := self.misfit():  # files that the database does not name are no leftovers
+            hint = f"run `lookalike index verify {self.folder} --repair`"
+            raise LookalikeError(f"{self.folder}: gallery.db is {what}; {hint}")
+
     def _complete_indexes(self) -> None:
         """Create the indexes on the items if they are those of an earlier version, or a fill was killed."""
         with self.reading() as db:
@@ -543,7 +570,7 @@ class Store:
             for entry in sorted((self.folder / part).glob("*"))
             if entry.name not in named and entry != self.index_parts
         ]
-        left += sorted(self.folder.glob(f"{COPY}.tmp-*"))
+        left += [*sorted(self.folder.glob(f"{COPY}.tmp-*")), *sorted(self.folder.glob("model/*.tmp-*"))]
         if uploads and self.uploads.is_dir():
             uploaded = self.uploaded_files()
             files = (entry for entry in sorted(self.uploads.iterdir()) if _UPLOAD.fullmatch(entry.name))

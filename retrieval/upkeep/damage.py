@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +31,14 @@ class SegmentRows:
         at: Place of their vectors in the file, int64 [m].
         good: bool [m], True for intact vectors.
         damaged: Suffixes of the damaged files: ".npy", ".rows.npy", ".facts".
+        is_foreign: Vectors and rows are intact, and those of another segment.
     """
 
     rows: np.ndarray
     at: np.ndarray
     good: np.ndarray
     damaged: frozenset[str]
+    is_foreign: bool = False
 
 
 def read_segment(store: Store, segment: Segment) -> SegmentRows:
@@ -71,7 +75,11 @@ def _read_damaged(store: Store, segment: Segment, damaged: set[str]) -> SegmentR
     good = matching(vectors, given)
     rows = given[:2].copy()
     listed = maintenance.listed_rows(store, segment)
-    if listed is not None:
+    is_foreign = _is_foreign(path, segment, manifest.dim, manifest.dtype)
+    if is_foreign:
+        good[:] = False
+        rows = rows if listed is None else listed
+    elif listed is not None:
         rows = np.where(good, rows, listed)
         lengths = np.linalg.norm(vectors.astype(np.float32), axis=1)
         unchecked = (given[CHECKSUM] < 0) & (np.abs(lengths - 1) < _MAX_LENGTH_ERROR)
@@ -83,7 +91,19 @@ def _read_damaged(store: Store, segment: Segment, damaged: set[str]) -> SegmentR
         damaged |= {".npy", ".rows.npy"}
     at = np.flatnonzero(known)
     at = at[np.argsort(rows[NUMBER, at], kind="stable")]
-    return SegmentRows(rows[:, at], at, good[at], frozenset(damaged))
+    return SegmentRows(rows[:, at], at, good[at], frozenset(damaged), is_foreign)
+
+
+def _is_foreign(path: Path, segment: Segment, dim: int, dtype: str) -> bool:
+    """Return whether intact files of vectors and rows are at a path, of other numbers than the segment's.
+
+    Some of them may be numbers of the segment as well: their vectors are other ones.
+    """
+    count = segments.raw_count(path, dim, dtype)
+    rows = segments.raw_rows(path, count)
+    if not count or not matching(segments.raw_vectors(path, count, dim, dtype), rows).all():
+        return False
+    return (count, *rows[NUMBER, [0, -1]].tolist()) != (segment.n, segment.first, segment.last)
 
 
 def matching(vectors: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -120,13 +140,25 @@ def repair_segment(store: Store, segment: Segment, found: SegmentRows) -> None:
     facts.write(segments.facts_file(path), kept.shape[1], maintenance.facts_of(store, kept[ITEM]))
 
 
-def quarantine(folder: Path, files: Iterable[Path]) -> None:
-    """Move files into the folder `quarantine` of a gallery; files that are missing are left out."""
+def quarantine(folder: Path, files: Iterable[Path], *, copies: Iterable[Path] = ()) -> None:
+    """Move files into the folder `quarantine` of a gallery; files that are missing are left out.
+
+    Args:
+        folder: Gallery folder.
+        files: Files that move; one of the same name that is there already stays.
+        copies: Files that are copied.
+    """
     target = folder / "quarantine"
     target.mkdir(exist_ok=True)
     for file in files:
         if file.exists():
-            file.rename(target / file.name)
+            file.rename(_free(target / file.name))
+    for file in copies:
+        shutil.copyfile(file, _free(target / file.name))
+
+
+def _free(path: Path) -> Path:
+    return path.with_name(f"{path.stem}-{uuid.uuid4().hex}{path.suffix}") if path.exists() else path
 
 
 def _ascend(numbers: np.ndarray) -> bool:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import shutil
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from retrieval.errors import InputError
-from retrieval.files import link_or_copy, sha256_of
+from retrieval.errors import InputError, LookalikeError
+from retrieval.files import has_sha256, link_or_copy, sha256_of
 from retrieval.images.load import DECODE_POLICY
+from retrieval.machine.devices import Device
 from retrieval.model.embedder import Embedder
+from retrieval.model.runtime import Runtime
 from retrieval.progress import Progress
 from retrieval.storage import recovery, segments
 from retrieval.storage.facts import Row, columns, encoded, intact_rows
 from retrieval.storage.identity import model_file, probes_file
-from retrieval.storage.manifest import Manifest, read_copy, write_copy
+from retrieval.storage.manifest import COPY, Manifest, read_copy, write_copy
 from retrieval.storage.records import NO_FACTS, Segment
 from retrieval.storage.segments import ITEM, NUMBER
 from retrieval.storage.store import Store, hold_lock
@@ -40,6 +43,7 @@ class Salvage:
         renamed: Items whose key another item has had since, and which got another one.
         nameless: Items whose facts are lost, and whose key is made of their id.
         kept_manifest: Whether the facts about the gallery as a whole were kept, not made from its model.
+        quarantined: Whether there was an old file, which is in quarantine.
     """
 
     items: int
@@ -48,6 +52,7 @@ class Salvage:
     renamed: int
     nameless: int
     kept_manifest: bool
+    quarantined: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +94,8 @@ def salvage(folder: Path, *, show_progress: bool = False) -> Salvage:
     """
     with hold_lock(folder):
         copy = read_copy(folder)
+        if copy and _is_of_another_model(folder, copy):
+            copy = None
         manifest = copy or _manifest_of_model(folder)
         for name in ("segments", "indexes", "model", "reports"):
             (folder / name).mkdir(exist_ok=True)
@@ -100,12 +107,25 @@ def salvage(folder: Path, *, show_progress: bool = False) -> Salvage:
         rebuilt = recovery.build_database(folder, draft, manifest, listed)
         damaged = [name for part in parts if not part.is_whole for name in segments.files_of(part.file)]
         quarantine(folder, (folder / "segments" / name for name in damaged))
-        _replace_database(folder, draft)
+        quarantined = _replace_database(folder, draft)
+        if (folder / COPY).is_dir():
+            quarantine(folder, [folder / COPY])
         write_copy(folder, manifest)
         _keep_uploads(folder)
     lost = sum(part.count - len(part.at) for part in parts)
     counts = rebuilt.items, rebuilt.complete, lost, rebuilt.renamed, rebuilt.nameless
-    return Salvage(*counts, kept_manifest=copy is not None)
+    return Salvage(*counts, kept_manifest=copy is not None, quarantined=quarantined)
+
+
+def _is_of_another_model(folder: Path, manifest: Manifest) -> bool:
+    """Return whether the gallery's model file is intact, and another one than that of a manifest."""
+    model = model_file(folder)
+    if not manifest.has_model or not model.is_file() or has_sha256(model, manifest.fingerprint):
+        return False
+    with suppress(LookalikeError):
+        Embedder.open(model, Runtime(Device("cpu")))
+        return True
+    return False
 
 
 def _manifest_of_model(folder: Path) -> Manifest:
@@ -190,19 +210,27 @@ def _facts(folder: Path, part: _Part) -> list[Row]:
 # ---- files
 
 
-def _replace_database(folder: Path, draft: Path) -> None:
-    """Put the new database in place of the old one, which moves to quarantine."""
+def _replace_database(folder: Path, draft: Path) -> bool:
+    """Put the new database in place of the old one, if any, which moves to quarantine.
+
+    Return whether there was one.
+    """
     kept = folder / "quarantine"
     kept.mkdir(exist_ok=True)
     name = f"gallery-{uuid.uuid4().hex}.db"
     journal = folder / "gallery.db-journal"  # of the old database: it must not be applied to the new one
     if journal.exists():
         journal.rename(kept / f"{name}-journal")
-    if (folder / "gallery.db").exists():
-        link_or_copy(folder / "gallery.db", kept / name)
+    old = folder / "gallery.db"
+    there = old.exists()
+    if old.is_dir():
+        old.rename(kept / name)
+    elif there:
+        link_or_copy(old, kept / name)
     (draft / "gallery.db").replace(folder / "gallery.db")
     fsync_folder(folder)
     shutil.rmtree(draft)
+    return there
 
 
 def _keep_uploads(folder: Path) -> None:

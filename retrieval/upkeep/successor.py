@@ -9,6 +9,7 @@ from pathlib import Path
 
 from retrieval.errors import LookalikeError
 from retrieval.model.runtime import Runtime
+from retrieval.search.calibration import NAME as CALIBRATION
 from retrieval.storage.store import Store
 from retrieval.upkeep.verify import verify
 
@@ -30,7 +31,8 @@ def check_successor(
         LookalikeError: It is damaged or incomplete.
     """
     found = verify(folder, runtime=runtime, show_progress=show_progress)
-    problems = [problem.what for problem in found.problems]
+    # A damaged calibration is that of the old gallery, and is left out of searches.
+    problems = [problem.what for problem in found.problems if not problem.what.startswith(CALIBRATION)]
     if found.items != expected:
         problems.append(f"it has {found.items} images instead of {expected}")
     if problems:

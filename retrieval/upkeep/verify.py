@@ -16,22 +16,25 @@ from retrieval.galleries.files import FilesView
 from retrieval.model.embedder import Embedder
 from retrieval.model.runtime import Runtime
 from retrieval.progress import Progress
+from retrieval.search.calibration import NAME as CALIBRATION
+from retrieval.search.calibration import CalibrationFile
 from retrieval.storage import maintenance
+from retrieval.storage.decisions import FILE as DECISIONS
+from retrieval.storage.decisions import DecisionLog
 from retrieval.storage.identity import model_file, own_model, probe_pixels, probes_file
-from retrieval.storage.manifest import Manifest, is_outdated, read_copy, write_copy
+from retrieval.storage.manifest import COPY, Manifest, is_outdated, read_copy, write_copy
 from retrieval.storage.queries import count_items, repeated_keys
 from retrieval.storage.records import GalleryState, Segment
 from retrieval.storage.segments import ITEM, NUMBER
 from retrieval.storage.store import Store
-from retrieval.upkeep.damage import SegmentRows, read_segment, repair_segment
+from retrieval.upkeep.damage import SegmentRows, quarantine, read_segment, repair_segment
 from retrieval.upkeep.salvage import Salvage, salvage
 
 _TRIES = 3
-PROBES = "model/probes.npy: missing or damaged"
 _UNSEALED = "gallery.db: the lists of segments and indexes do not match their checksum"
 _SALVAGE = (
-    "it is built again from the segments; metadata, labels changed since and the history are lost where the "
-    "old file cannot be read"
+    "it is built again from the segments; facts that changed since these were written, and the history, are "
+    "lost where the old file cannot be read"
 )
 
 
@@ -139,7 +142,8 @@ def _counts(folder: Path) -> tuple[int, int, int, int]:
     try:
         store = Store(folder)
         counts, vectors = count_items(store), sum(segment.n for segment in store.segments())
-        return counts.live, vectors, counts.waiting, len(store.leftovers())
+        leftovers = 0 if store.misfit() else len(store.leftovers())
+        return counts.live, vectors, counts.waiting, leftovers
     except LookalikeError:
         return 0, 0, 0, 0
 
@@ -154,6 +158,7 @@ def _find_problems(folder: Path, runtime: Runtime, show_progress: bool) -> list[
         remedy = "its look-up tables are rebuilt"
         problems.append(Problem(f"gallery.db: {lookups}", remedy, maintenance.rebuild_lookups))
     for _ in range(_TRIES):
+        store.reread_manifest()
         found = list(_check(store, runtime, show_progress))
         if not found or not store.changed():
             return problems + found
@@ -163,11 +168,15 @@ def _find_problems(folder: Path, runtime: Runtime, show_progress: bool) -> list[
 
 def _check(store: Store, runtime: Runtime, show_progress: bool) -> Iterator[Problem]:
     state = store.state()
+    if what := store.misfit():
+        yield Problem(f"gallery.db: {what}", _SALVAGE, "salvage")
+        return
     is_sealed = maintenance.is_sealed(store)
     found = [
         *_check_vectors(store, state, show_progress),
         *_check_keys(store),
         *_check_records(store),
+        *_check_other_files(store),
         *_check_index(store, state),
         *_check_model(store, runtime),
     ]
@@ -193,12 +202,45 @@ def _check_records(store: Store) -> Iterator[Problem]:
             maintenance.delete_records(store, table, rows)
 
         yield Problem(what, "they are deleted", drop)
-    if read_copy(store.folder) != store.manifest and not is_outdated(store.folder, store.manifest):
-        what = "gallery.json: missing, damaged, of another gallery or of a later state than the database"
-        yield Problem(what, "it is written again", lambda store: write_copy(store.folder, store.manifest))
+    copy = read_copy(store.folder)
+    if copy != store.manifest and not is_outdated(store.folder, store.manifest):
+        is_other = copy is not None and copy.uuid != store.manifest.uuid
+        what = f"{COPY}: {'of another gallery' if is_other else state_of(store.folder / COPY)}"
+        yield Problem(what, "it is written again", _rewrite_copy)
 
 
 _RECORDS = {"runs": "runs", "bad": "unusable files"}
+
+
+def _rewrite_copy(store: Store) -> None:
+    if (store.folder / COPY).is_dir():
+        quarantine(store.folder, [store.folder / COPY])
+    write_copy(store.folder, store.manifest)
+
+
+def state_of(file: Path) -> str:
+    """Return what is wrong with a file that is not as it should be: "missing" or "damaged"."""
+    return "damaged" if file.exists() else "missing"
+
+
+def _check_other_files(store: Store) -> Iterator[Problem]:
+    """Check the files beside the database that people's work is in: calibration and decisions."""
+    file = store.folder / CALIBRATION
+    try:
+        CalibrationFile(store.folder).read()
+    except LookalikeError:
+        remedy = f"it moves to quarantine; `lookalike calibrate {store.folder}` learns it again"
+        yield Problem(f"{CALIBRATION}: damaged", remedy, lambda store: quarantine(store.folder, [file]))
+    log = DecisionLog(store.folder)
+    if lines := log.damaged_lines():
+        what = f"{DECISIONS}: line {_listed(lines)} is damaged"
+        remedy = "the other lines are kept, and a copy of the file is put into quarantine"
+
+        def repair(store: Store) -> None:
+            quarantine(store.folder, [], copies=[store.folder / DECISIONS])
+            log.drop(lines)
+
+        yield Problem(what, remedy, repair)
 
 
 # ---- vectors and items
@@ -219,7 +261,7 @@ def _check_vectors(store: Store, state: GalleryState, show_progress: bool) -> It
         for segment in state.segments:
             found = read_segment(store, segment)
             if found.damaged:
-                yield _segment_problem(segment, found)
+                yield _segment_problem(store.folder, segment, found)
             mine = slice(*np.searchsorted(numbers, (segment.first, segment.last + 1)).tolist())
             confirmed[mine], free = _compare(found.rows, np.stack([numbers[mine], items[mine]]))
             unclaimed.append(found.rows[:, free & ~np.isin(found.rows[NUMBER], state.dead)])
@@ -238,17 +280,20 @@ def _check_keys(store: Store) -> Iterator[Problem]:
         yield Problem(what, "the newest is kept", keep_newest)
 
 
-def _segment_problem(segment: Segment, found: SegmentRows) -> Problem:
+def _segment_problem(folder: Path, segment: Segment, found: SegmentRows) -> Problem:
     def repair(store: Store) -> None:
         repair_segment(store, segment, found)
 
-    stem = segment.file.removesuffix(".npy")
-    names = ", ".join(f"segments/{stem}{suffix}" for suffix in sorted(found.damaged))
+    stem, files = segment.file.removesuffix(".npy"), dict[str, list[str]]()
+    for suffix in sorted(found.damaged):
+        state = state_of(folder / "segments" / f"{stem}{suffix}")
+        is_other = found.is_foreign and suffix != ".facts"
+        files.setdefault("of another gallery" if is_other else state, []).append(f"segments/{stem}{suffix}")
+    what = ", ".join(f"{', '.join(names)}: {state}" for state, names in files.items())
     if ".npy" in found.damaged:
-        lost = segment.n - int(found.good.sum())
-        what = f"{names}: missing or damaged, {lost} of its {segment.n} vectors lost"
+        what += f", {segment.n - int(found.good.sum())} of its {segment.n} vectors lost"
         return Problem(what, "it moves to quarantine, and its lost images wait to be embedded again", repair)
-    return Problem(f"{names}: missing or damaged", "it is written again", repair)
+    return Problem(what, "it is written again", repair)
 
 
 def _compare(rows: np.ndarray, named: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -304,7 +349,9 @@ def _check_index(store: Store, state: GalleryState) -> Iterator[Problem]:
     """Check that the index is intact, and of the kind that was asked for."""
     index, wanted = state.index, store.manifest.index_spec.kind
     for name in _damaged_index(store, state):
-        yield Problem(f"indexes/{name}: missing or damaged", "a new index is built", "index")
+        there = (store.folder / "indexes" / name).exists()
+        what = f"indexes/{name}: {'damaged, or of another state' if there else 'missing'}"
+        yield Problem(what, "a new index is built", "index")
     has_vectors = sum(segment.n for segment in state.segments) > len(state.dead)
     if wanted not in (None, "auto") and has_vectors:
         kind = "flat" if index is None else index.kind
@@ -323,15 +370,21 @@ def _damaged_index(store: Store, state: GalleryState) -> Iterator[str]:
 
 
 def _check_model(store: Store, runtime: Runtime) -> Iterator[Problem]:
-    repair = partial(_rewrite_probes, runtime=runtime)
-    probes = Problem(PROBES, "it is rebuilt with the model", repair)
     return check_model(
-        store.folder, store.manifest, lambda: own_model(store.folder, store.manifest, runtime), probes
+        store.folder,
+        store.manifest,
+        lambda: own_model(store.folder, store.manifest, runtime),
+        "it is rebuilt with the model",
+        partial(_rewrite_probes, runtime=runtime),
     )
 
 
 def check_model(
-    folder: Path, manifest: Manifest, open_model: Callable[[], object], probes: Problem
+    folder: Path,
+    manifest: Manifest,
+    open_model: Callable[[], object],
+    remedy: str,
+    repair: Callable[[Store], None] | None = None,
 ) -> Iterator[Problem]:
     """Yield the problem of a gallery's model, if any.
 
@@ -339,16 +392,18 @@ def check_model(
         folder: Gallery folder.
         manifest: Manifest of the gallery.
         open_model: Function that opens the model.
-        probes: Problem if the vectors of the probe images are missing or damaged.
+        remedy: What is done, or to do, if the vectors of the probe images are missing or damaged.
+        repair: Does it.
     """
     if not manifest.has_model:
         return
-    model = model_file(folder)
+    model, probes = model_file(folder), probes_file(folder)
     if not has_sha256(model, manifest.fingerprint):
-        yield Problem(f"model/{model.name}: missing or damaged", "restore the exported model file")
+        state = "damaged, or another model" if model.exists() else "missing"
+        yield Problem(f"model/{model.name}: {state}", "restore the exported model file")
         return
-    if not has_sha256(probes_file(folder), manifest.probes_sha256):
-        yield probes
+    if not has_sha256(probes, manifest.probes_sha256):
+        yield Problem(f"model/{probes.name}: {state_of(probes)}", remedy, repair)
         return
     try:
         open_model()

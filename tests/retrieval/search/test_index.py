@@ -226,8 +226,10 @@ def test_index_and_card_are_checked_before_they_are_used(tmp_path: Path) -> None
         with pytest.raises(LookalikeError, match=r"damaged.*verify"):
             damaged.propose(QUERIES, 5)
         path.unlink()
-        with pytest.raises(LookalikeError, match="missing"):
-            Index(index.folder, index._sha256, index._card_sha256)
+        lost = Index(index.folder, index._sha256, index._card_sha256)
+        assert lost.missing == [name]
+        with pytest.raises(LookalikeError, match=r"missing.*verify"):
+            lost.propose(QUERIES, 5)
         path.write_bytes(good)
     again = Index(index.folder, index._sha256, index._card_sha256)
     np.testing.assert_array_equal(again.propose(QUERIES, 5), expected)
