@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from retrieval.metrics import per_query
 from retrieval.metrics.all_pairs import compare_inputs
 from retrieval.metrics.inputs import build_inputs
-from retrieval.metrics.ranking import rank_inputs
+from retrieval.metrics.ranking import TIE, rank_inputs
 
 
 def unit_vectors(seed: int, count: int, dim: int) -> np.ndarray:
@@ -21,9 +21,13 @@ def unit_vectors(seed: int, count: int, dim: int) -> np.ndarray:
 def expected(
     vectors: np.ndarray, classes: np.ndarray, products: np.ndarray, query: int
 ) -> tuple[list[bool], int]:
-    """Return which of the other products' images are of the query's class, nearest first, and how many."""
+    """Return which of the other products' images are of the query's class, nearest first, and how many.
+
+    Among similarities within `TIE`, those of other classes come first.
+    """
     others = [row for row in range(len(vectors)) if products[row] != products[query]]
     cosines = vectors.astype(float) @ vectors[query].astype(float)
+    cosines -= TIE * (classes == classes[query])
     others.sort(key=lambda row: (-round(cosines[row], 9), classes[row] == classes[query]))
     relevant = [bool(classes[row] == classes[query]) for row in others]
     return relevant, sum(relevant)
