@@ -18,6 +18,11 @@ from retrieval.errors import InputError, did_you_mean
 from train.yaml_files import read_yaml
 
 UNTRAINED = ("features", "pca", "pca-whitened", "lda")  # baselines that are measured in every table of heads
+RULES = (
+    "by-size",
+    "one",
+    "other-sets",
+)  # choices among the variants of a table with sizes, on training classes
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "experiments"
 RESULTS = FOLDER / "results"
@@ -48,6 +53,25 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """Sizes of the parts of the training classes that a table learns from.
+
+    Attributes:
+        classes: Numbers of classes; `None` for all.
+        images: Largest numbers of images of each class.
+        groups: Title of a group of sizes -> the most images that it has in all; `None` for the last.
+    """
+
+    classes: tuple[int | None, ...]
+    images: tuple[int, ...]
+    groups: Mapping[str, int | None]
+
+    def group(self, images: int) -> str:
+        """Return the group of a number of images."""
+        return next(title for title, most in self.groups.items() if most is None or images <= most)
+
+
+@dataclass(frozen=True)
 class Table:
     """One table: variants, each trained with several seeds on each setup.
 
@@ -72,6 +96,7 @@ class Table:
         sets: Data set of the divisions, as in the tables -> names of its setups.
         from_scratch: Whether its networks are trained from scratch, all at once on one device (`networks`).
         untrained: Baselines that are measured without training; the first one is that of the figure.
+        sizes: Sizes of the parts to learn from; `None` for all training images.
     """
 
     name: str
@@ -94,6 +119,7 @@ class Table:
     sets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     from_scratch: bool = False
     untrained: tuple[str, ...] = UNTRAINED
+    sizes: Sizes | None = None
 
     @property
     def command(self) -> str:
@@ -163,7 +189,9 @@ def _table(name: str, values: Mapping[str, Any]) -> Table:
         for setup in one["setups"]
     }
     untrained = tuple(values.get("untrained", UNTRAINED))
-    known = [*values["variants"], *(untrained if sets else ())]
+    sizes = values.get("sizes")
+    known = [*values["variants"], *(untrained if sets else ()), *(RULES if sizes else ())]
+    known += [f"{name}-last" for name in values["variants"]] if sizes else []
     claims = [
         Claim(
             source=one["source"],
@@ -202,6 +230,7 @@ def _table(name: str, values: Mapping[str, Any]) -> Table:
         sets={title: tuple(one["setups"]) for title, one in sets.items()},
         from_scratch=values.get("from_scratch", False),
         untrained=untrained,
+        sizes=sizes and Sizes(tuple(sizes["classes"]), tuple(sizes["images"]), sizes["groups"]),
     )
 
 

@@ -59,7 +59,9 @@ class Job:
     def digest(self) -> str:
         """Digest of everything that the results depend on, apart from the code."""
         table = self.table
-        settings = [table.variants, table.seeds, table.trials, table.folds, table.spaces]
+        settings: list[Any] = [table.variants, table.seeds, table.trials, table.folds, table.spaces]
+        if table.sizes is not None:
+            settings += [table.sizes.classes, table.sizes.images]
         text = json.dumps([self.recipe(), *settings], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
