@@ -19,9 +19,11 @@ from benchmarks.experiments.catalogue import (
     load_tables,
     merge,
 )
-from benchmarks.experiments.divisions import DivisionVerdict, Stratified
-from benchmarks.experiments.figures import draw_divisions, draw_table, main_metric
+from benchmarks.experiments.divisions import DivisionVerdict
+from benchmarks.experiments.figures import draw_divisions, draw_sizes, draw_table, main_metric
 from benchmarks.experiments.results import load
+from benchmarks.experiments.size_page import size_lines
+from benchmarks.experiments.texts import NAMES, PLAIN, PROJECTIONS, interval, number, probability, signed
 from benchmarks.experiments.verdicts import UNDECIDED, Verdict, compare, judge, values_of
 from retrieval.errors import InputError
 from retrieval.files import write_texts
@@ -30,27 +32,6 @@ from retrieval.metrics.statistics import MOST_SEEDS, Paired, holm, summarize
 PAGE = ROOT / "docs" / "experiments.md"
 FIGURES = FOLDER / "figures"
 _SUMMARY = FOLDER / "summary.md"
-_NAMES = {
-    "recall_at_1": "Recall@1",
-    "map_at_r": "MAP@R",
-    "nmi": "NMI",
-    "probe_noisy": "probe, given labels",
-    "probe_clean": "probe, true labels",
-    "mean_similarity": "mean cosine",
-    "hard_anchor_share": "hard anchors",
-    "synthetic_share": "synthetic",
-    "crossing_share": "crossing",
-    "gradient_ratio": "gradient ratio",
-    "kernel_active": "kernel",
-}
-_PLAIN = {"mean_similarity", "gradient_ratio", "kernel_active"}  # no percentages
-_PROJECTIONS = {
-    "features": "*features, no head*",
-    "pca": "*PCA*",
-    "pca-whitened": "*whitened PCA*",
-    "lda": "*LDA*",
-    "network": "*network before training*",
-}
 _GEOMETRY = (
     "Distances on training images after training: of the nearest corners of two pairs, and how far the "
     "optimal points are below it, over all pairs of pairs and for the nearest pair of each; and the share of "
@@ -71,7 +52,8 @@ def write_page() -> list[Path]:
         if not table.divisions:
             files += draw_table(table, setups, results, FIGURES)
         elif any(divisions.measured(table, results).values()):
-            files += draw_divisions(table, results, FIGURES)
+            draw = draw_divisions if table.sizes is None else draw_sizes
+            files += draw(table, results, FIGURES)
     write_texts(PAGE.parent, {PAGE.name: make_page()})
     return [*files, PAGE]
 
@@ -142,28 +124,13 @@ def _expression(kind: str, results: Mapping[str, Any], words: Sequence[str]) -> 
         one = compare(results, setup, name, rest[0], rest[1] if rest[1:] else "recall_at_1")
         if one is None:
             raise ValueError
-        return _interval(one, (rest[1:] or ["recall_at_1"])[0])
+        return interval(one, (rest[1:] or ["recall_at_1"])[0])
     metric = rest[0] if rest else "recall_at_1"
     if kind == "untrained":
-        return _number(results["setups"][setup]["untrained"][name][metric], metric)
+        return number(results["setups"][setup]["untrained"][name][metric], metric)
     if kind == "mean":
-        return _number(summarize(values_of(results["setups"][setup]["variants"][name], metric)).mean, metric)
+        return number(summarize(values_of(results["setups"][setup]["variants"][name], metric)).mean, metric)
     raise ValueError
-
-
-def _number(value: float, metric: str) -> str:
-    return f"{value:.2f}" if metric in _PLAIN else f"{100 * value:.1f}"
-
-
-def _signed(value: float, metric: str) -> str:
-    return f"{value:+.2f}" if metric in _PLAIN else f"{100 * value:+.1f}"
-
-
-def _interval(one: Paired | Stratified, metric: str) -> str:
-    text = _signed(one.difference, metric)
-    if one.low is None or one.high is None:
-        return text
-    return f"{text} [{_signed(one.low, metric)}, {_signed(one.high, metric)}]"
 
 
 # ---- divisions of the classes
@@ -180,14 +147,14 @@ def _often(table: Table, results: Mapping[str, Any], *pairs: str) -> str:
         )
         if recall is not None and precision is not None:
             count = f"{ours} > {theirs} on {recall.wins} of {len(recall.units)}"
-            other = f"(MAP@R on {precision.wins}, {_interval(precision, 'map_at_r')})"
-            texts.append(f"{count}, {_interval(recall, 'recall_at_1')} {other}")
+            other = f"(MAP@R on {precision.wins}, {interval(precision, 'map_at_r')})"
+            texts.append(f"{count}, {interval(recall, 'recall_at_1')} {other}")
     return "; ".join(texts or ["not measured yet"]) + "."
 
 
 def _level(table: Table, results: Mapping[str, Any], method: str, metric: str, *title: str) -> str:
     """Return the mean of a metric of a method over the divisions of a set."""
-    return _number(summarize(divisions.level(table, results, method, metric)[" ".join(title)]).mean, metric)
+    return number(summarize(divisions.level(table, results, method, metric)[" ".join(title)]).mean, metric)
 
 
 def _divisions(table: Table, results: Mapping[str, Any]) -> str:
@@ -197,10 +164,12 @@ def _divisions(table: Table, results: Mapping[str, Any]) -> str:
 
 def _division_lines(table: Table, results: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"## {table.title}", "", table.text.rstrip(), "", _coverage(table, results), "")
-    verdicts = divisions.judge(table, results)
-    if verdicts:
+    if table.sizes is not None:
+        if any(divisions.measured(table, results).values()):
+            yield from size_lines(table, results)
+    elif verdicts := divisions.judge(table, results):
         yield from (*_division_claims(table, verdicts), "", *_division_methods(table, results), "")
-        first = _PROJECTIONS[table.untrained[0]].strip("*").partition(",")[0]
+        first = PROJECTIONS[table.untrained[0]].strip("*").partition(",")[0]
         yield from (f"![Recall@1 against the {first}](experiments/figures/{table.name}.svg)", "")
     yield from ("```sh", table.command, "```")
 
@@ -233,12 +202,12 @@ def _division_claims(table: Table, verdicts: Sequence[DivisionVerdict]) -> Itera
         claim, found = one.claim, one.found
         word = one.word if one.word == UNDECIDED else f"**{one.word}**"
         sign, wins = (">", found.wins) if not claim.lower else ("<", len(found.units) - found.wins)
-        cells = [f"{claim.says} ({claim.source})", f"{claim.better} {sign} {claim.than}", _NAMES[one.metric]]
-        cells += [_interval(found, one.metric), f"{wins} of {len(found.units)}"]
-        cells += ["-" if found.p is None else _p(found.p), word]
+        cells = [f"{claim.says} ({claim.source})", f"{claim.better} {sign} {claim.than}", NAMES[one.metric]]
+        cells += [interval(found, one.metric), f"{wins} of {len(found.units)}"]
+        cells += [probability(found.p), word]
         for title in table.sets:
             values = found.of_set.get(title)
-            cells.append(_signed(sum(values) / len(values), one.metric) if values else "-")
+            cells.append(signed(sum(values) / len(values), one.metric) if values else "-")
         yield f"| {' | '.join(cells)} |"
 
 
@@ -251,20 +220,20 @@ def _division_methods(table: Table, results: Mapping[str, Any]) -> Iterator[str]
         for metric in (*divisions.METRICS, *table.diagnostics)
     }
     best = divisions.best(table, results, names, divisions.METRICS[0])
-    head = [f"{title}, {_NAMES[metric]}" for title in table.sets for metric in divisions.METRICS]
-    head += ["best on", "lr, median and range", *(_NAMES[key] for key in table.diagnostics)]
+    head = [f"{title}, {NAMES[metric]}" for title in table.sets for metric in divisions.METRICS]
+    head += ["best on", "lr, median and range", *(NAMES[key] for key in table.diagnostics)]
     yield f"| method | {' | '.join(head)} |"
     yield f"|---|{'---:|' * len(head)}"
     for name in names:
-        cells = [_PROJECTIONS.get(name, name)]
+        cells = [PROJECTIONS.get(name, name)]
         for title in table.sets:
             for metric in divisions.METRICS:
                 values = levels[name, metric].get(title)
-                cells.append(_number(summarize(values).mean, metric) if values else "-")
+                cells.append(number(summarize(values).mean, metric) if values else "-")
         cells += [str(best[name]), _rates(results, name)]
         for key in table.diagnostics:
             of_set = [levels[name, key].get(title) for title in table.sets]
-            numbers = [_number(summarize(values).mean, key) if values else "-" for values in of_set]
+            numbers = [number(summarize(values).mean, key) if values else "-" for values in of_set]
             cells.append(" / ".join(numbers) if any(of_set) else "")
         yield f"| {' | '.join(cells)} |"
 
@@ -303,14 +272,14 @@ def _verdict_row(verdict: Verdict, table: Table, results: Mapping[str, Any]) -> 
     word = f"**{verdict.word}**" + " ‡" * verdict.contradicted
     if verdict.word == UNDECIDED:
         word = _undecided(one, claim.metric)
-    metric = "" if claim.metric == "recall_at_1" else f" ({_NAMES.get(claim.metric, claim.metric)})"
-    p = "-" if verdict.p is None else _p(verdict.p)
+    metric = "" if claim.metric == "recall_at_1" else f" ({NAMES.get(claim.metric, claim.metric)})"
+    p = probability(verdict.p)
     names = f"{claim.better} {'<' if claim.lower else '>'} {claim.than}"
     rates = {_rate(table, name, variants[name]) for name in (claim.better, claim.than)}
-    difference = _interval(one, claim.metric) + (" †" if len(rates) > 1 else "")
+    difference = interval(one, claim.metric) + (" †" if len(rates) > 1 else "")
     cells = [f"{claim.says} ({claim.source}){metric}", names, verdict.setup, difference]
     precision = verdict.precision
-    cells += [p, str(one.n), word, "-" if precision is None else _interval(precision, "map_at_r")]
+    cells += [p, str(one.n), word, "-" if precision is None else interval(precision, "map_at_r")]
     return f"| {' | '.join(cells)} |"
 
 
@@ -318,13 +287,9 @@ def _undecided(one: Paired, metric: str) -> str:
     """Return the word with the largest difference in the interval and the seeds that half of it needs."""
     if one.low is None or one.high is None:
         return UNDECIDED
-    text = f"{UNDECIDED}, within ±{_number(max(abs(one.low), abs(one.high)), metric)}"
+    text = f"{UNDECIDED}, within ±{number(max(abs(one.low), abs(one.high)), metric)}"
     few = one.seeds_for_half is not None and one.seeds_for_half < MOST_SEEDS
     return f"{text} ({one.seeds_for_half} seeds for half)" if few else text
-
-
-def _p(p: float) -> str:
-    return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _section(
@@ -340,11 +305,11 @@ def _section(
             yield from _geometry_rows(found)
         if found["failed"]:
             yield from (f"Runs of {', '.join(found['failed'])} failed and are left out.", "")
-    metric = _NAMES[main_metric(table)]
+    metric = NAMES[main_metric(table)]
     yield from (f"![{metric} of every run](experiments/figures/{table.name}.svg)", "")
     if table.figure is not None:
         yield from (
-            f"![{_NAMES[table.figure]} over training](experiments/figures/{table.name}-curves.svg)",
+            f"![{NAMES[table.figure]} over training](experiments/figures/{table.name}-curves.svg)",
             "",
         )
     yield from ("```sh", table.command, "```", "")
@@ -366,13 +331,13 @@ def _table_rows(table: Table, found: Mapping[str, Any]) -> Iterator[str]:
     metrics += ["recall_at_1", "map_at_r", "nmi"]
     shown = [key for key in table.diagnostics if any(key in one["diagnostics"] for one in variants.values())]
     main = main_metric(table)
-    head = ["variant", *(["lr"] if table.trials else []), "seeds", *(_NAMES[key] for key in metrics)]
-    head += [f"vs. {table.baseline} [95%]", "p (Holm)", *(_NAMES[key] for key in shown)]
+    head = ["variant", *(["lr"] if table.trials else []), "seeds", *(NAMES[key] for key in metrics)]
+    head += [f"vs. {table.baseline} [95%]", "p (Holm)", *(NAMES[key] for key in shown)]
     yield f"| {' | '.join(head)} |"
     yield f"|---|{'---:|' * (len(head) - 1)}"
     left = 1 + bool(table.trials)
     for name, values in found.get("untrained", {}).items():
-        cells = [_PROJECTIONS[name], *[""] * left, *(_untrained_cell(values, key) for key in metrics)]
+        cells = [PROJECTIONS[name], *[""] * left, *(_untrained_cell(values, key) for key in metrics)]
         yield f"| {' | '.join([*cells, *[''] * (2 + len(shown))])} |"
     others = [name for name in table.variants if name in variants and name != table.baseline]
     compared = {name: compare({"setups": {"": found}}, "", name, table.baseline, main) for name in others}
@@ -385,8 +350,8 @@ def _table_rows(table: Table, found: Mapping[str, Any]) -> Iterator[str]:
         cells = [name, *([_rate(table, name, values)] if table.trials else []), str(len(values["seeds"]))]
         cells += [_cell(values, key) for key in metrics]
         one = compared.get(name)
-        cells += ["-" if one is None else _interval(one, main)]
-        cells += [_p(corrected[name]) if name in corrected else "-"]
+        cells += ["-" if one is None else interval(one, main)]
+        cells += [probability(corrected.get(name))]
         cells += [_cell(values, key) for key in shown]
         yield f"| {' | '.join(cells)} |"
 
@@ -399,7 +364,7 @@ def _rate(table: Table, name: str, values: Mapping[str, Any]) -> str:
 
 
 def _untrained_cell(values: Mapping[str, float], metric: str) -> str:
-    return _number(values[metric], metric) if metric in values else "-"
+    return number(values[metric], metric) if metric in values else "-"
 
 
 def _cell(values: Mapping[str, Any], metric: str) -> str:
@@ -407,8 +372,8 @@ def _cell(values: Mapping[str, Any], metric: str) -> str:
     if not numbers:
         return "-"
     one = summarize(numbers)
-    text = _number(one.mean, metric)
-    return text if metric in _PLAIN or one.std is None else f"{text} ± {100 * one.std:.1f}"
+    text = number(one.mean, metric)
+    return text if metric in PLAIN or one.std is None else f"{text} ± {100 * one.std:.1f}"
 
 
 def _geometry_rows(found: Mapping[str, Any]) -> Iterator[str]:

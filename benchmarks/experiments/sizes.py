@@ -75,15 +75,18 @@ def measure(job: Job) -> dict[str, Any]:
     found = FrozenBackbone(initial_model(config), config, show_progress=True).features(files)
     assert not found.bad, "an image cannot be read"
     features = Features(found.vectors, {str(path): row for row, path in enumerate(files)})
-    assert job.division is not None and job.table.sizes is not None
+    assert job.division is not None
+    assert job.table.sizes is not None
     trained = half({image.label for image in dataset.train}, job.division)
     inner = [image for image in dataset.train if image.label in trained]
     outer = [image for image in dataset.train if image.label not in trained]
-    cells = []
+    cells: list[dict[str, Any]] = []
     for stage, learned, tested in ((FOLDS, inner, outer), (TEST, dataset.train, dataset.test)):
         kept = draw(tested, None, _MOST_TESTED, job.division)
-        for part in parts(job.table.sizes, learned, job.division):
-            cells.append({"stage": stage, **_cell(job, features, part, kept)})
+        cells += [
+            {"stage": stage, **_cell(job, features, part, kept)}
+            for part in parts(job.table.sizes, learned, job.division)
+        ]
     return {"settings": job.digest, "cells": cells}
 
 
@@ -217,3 +220,140 @@ def _score(vectors: np.ndarray, labels: np.ndarray, queries: int | None = None) 
     )
     values = {"recall_at_1": per_query.recall(ranking, (1,))[:, 0], "map_at_r": per_query.map_at_r(ranking)}
     return {key: float(metrics.mean(each)) for key, each in values.items()}
+
+
+# ---- choices on training classes, and verdicts on new ones
+
+
+@dataclass(frozen=True)
+class SizeVerdict:
+    """A claim tested with one metric, over all sizes and in each group.
+
+    Attributes:
+        every: Verdict over all sizes.
+        of_group: Group -> verdict there, as far as it is measured.
+    """
+
+    every: DivisionVerdict
+    of_group: Mapping[str, DivisionVerdict]
+
+
+def choices(table: Table, results: Mapping[str, Any]) -> dict[tuple[str, int], dict[str, dict[str, str]]]:
+    """Return what each rule takes in each division of each set: set, division -> rule -> group -> method.
+
+    A choice is by MAP@R on classes of the training half; sets, then their backbones and sizes count alike.
+    """
+    assert table.sizes is not None
+    groups = list(table.sizes.groups)
+    done = divisions.measured(table, results)
+    found: dict[tuple[str, int], dict[str, dict[str, str]]] = {}
+    for title, numbers in done.items():
+        others = [(name, number) for name, held in done.items() if name != title for number in held]
+        elsewhere = {group: _best(table, results, others, group) for group in groups} if others else {}
+        for number in numbers:
+            same = [(name, number) for name, held in done.items() if number in held]
+            found[title, number] = {
+                "by-size": {group: _best(table, results, same, group) for group in groups},
+                "one": dict.fromkeys(groups, _best(table, results, same, None)),
+                **({"other-sets": elsewhere} if elsewhere else {}),
+            }
+    return found
+
+
+def shared_choice(table: Table, results: Mapping[str, Any]) -> dict[str, str]:
+    """Return what all training halves choose together: group -> method, and that of all sizes."""
+    assert table.sizes is not None
+    done = divisions.measured(table, results)
+    units = [(title, number) for title, numbers in done.items() for number in numbers]
+    chosen = {group: _best(table, results, units, group) for group in table.sizes.groups}
+    return {ALL: _best(table, results, units, None), **chosen}
+
+
+def view(table: Table, results: Mapping[str, Any], group: str = ALL) -> dict[str, Any]:
+    """Return results on the test halves in the form of other tables with divisions: means over some sizes.
+
+    Beside the methods there are the rules, and NAME-last: a method after its last epoch.
+    """
+    chosen = choices(table, results)
+    setups = {}
+    for title, names in table.sets.items():
+        for number in range(table.divisions):
+            rules = chosen.get((title, number))
+            for name in (division_name(setup, number) for setup in names):
+                cells = _cells(table, results["setups"].get(name), TEST, group)
+                if rules and cells:
+                    setups[name] = _seen(table, cells, rules)
+    return {"setups": setups}
+
+
+def judge(table: Table, results: Mapping[str, Any]) -> list[SizeVerdict]:
+    """Return the verdicts on the claims of a table with sizes; all p-values are corrected together."""
+    assert table.sizes is not None
+    views = {group: view(table, results, group) for group in (ALL, *table.sizes.groups)}
+    found = [
+        (claim, metric, group, one)
+        for claim in table.claims
+        for metric in METRICS
+        for group, seen in views.items()
+        if (one := divisions.compare(table, seen, claim.better, claim.than, metric))
+    ]
+    corrected = holm([1.0 if one.p is None else one.p for *_, one in found])
+    verdicts: dict[tuple[Claim, str], dict[str, DivisionVerdict]] = {}
+    for (claim, metric, group, one), p in zip(found, corrected, strict=True):
+        word = word_of(p, one.difference, lower=claim.lower)
+        tested: Stratified = replace(one, p=None if one.p is None else p)
+        verdicts.setdefault((claim, metric), {})[group] = DivisionVerdict(claim, metric, tested, word)
+    return [SizeVerdict(of_group.pop(ALL), of_group) for of_group in verdicts.values()]
+
+
+def _best(
+    table: Table, results: Mapping[str, Any], units: Sequence[tuple[str, int]], group: str | None
+) -> str:
+    """Return the method that finds most on classes of the training halves."""
+    names = [*table.untrained, *table.variants]
+    of_set: dict[str, list[list[float]]] = {}
+    for title, number in units:
+        for setup in table.sets[title]:
+            cells = _cells(table, results["setups"][division_name(setup, number)], FOLDS, group or ALL)
+            if cells:
+                of_set.setdefault(title, []).append(
+                    [float(np.mean([_value(cell, name, METRICS[1]) for cell in cells])) for name in names]
+                )
+    means = np.mean([np.mean(values, axis=0) for values in of_set.values()], axis=0)
+    return names[int(np.argmax(means))]
+
+
+def _cells(table: Table, results: Mapping[str, Any] | None, stage: str, group: str) -> list[dict[str, Any]]:
+    assert table.sizes is not None
+    every = results["cells"] if results else []
+    return [
+        cell for cell in every if cell["stage"] == stage and group in (ALL, table.sizes.group(cell["images"]))
+    ]
+
+
+def _value(cell: Mapping[str, Any], name: str, metric: str) -> float:
+    if name in cell["untrained"]:
+        return float(cell["untrained"][name][metric])
+    stem = name.removesuffix("-last")
+    return float(cell["variants"][stem]["best" if name == stem else "last"][metric])
+
+
+def _seen(
+    table: Table, cells: Sequence[Mapping[str, Any]], rules: Mapping[str, Mapping[str, str]]
+) -> dict[str, Any]:
+    """Return the means over sizes of a setup in a division."""
+    assert table.sizes is not None
+    sizes = table.sizes
+
+    def mean(name: str, metric: str) -> float:
+        taken = [rules[name][sizes.group(cell["images"])] if name in rules else name for cell in cells]
+        return float(np.mean([_value(cell, one, metric) for cell, one in zip(cells, taken, strict=True)]))
+
+    trained = [*table.variants, *(f"{name}-last" for name in table.variants), *rules]
+    return {
+        "untrained": {name: {key: mean(name, key) for key in METRICS} for name in table.untrained},
+        "variants": {
+            name: {"seeds": [0], "last": {key: [mean(name, key)] for key in METRICS}, "diagnostics": {}}
+            for name in trained
+        },
+    }
