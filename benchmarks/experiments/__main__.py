@@ -22,6 +22,9 @@ def main() -> None:
 @main.command("data")
 @click.option("--cars", multiple=True, type=_FILE, help="Zip of Cars196, one folder a class. Repeatable.")
 @click.option("--birds", multiple=True, type=_FILE, help="Zip of birds, one folder a species. Repeatable.")
+@click.option(
+    "--furniture", multiple=True, type=_FILE, help="Zip of furniture, one folder a type. Repeatable."
+)
 @click.option("--cifar100", multiple=True, type=_FILE, help="Zip of CIFAR-100: train/CLASS, test/CLASS.")
 @click.option("--omniglot", multiple=True, type=_FILE, help="Zip of Omniglot: images_background, ...")
 @click.option("--mobilenetv2", type=_FILE, help="Weights of timm's mobilenetv2_100, safetensors.")
@@ -30,6 +33,7 @@ def main() -> None:
 def make_data(
     cars: tuple[Path, ...],
     birds: tuple[Path, ...],
+    furniture: tuple[Path, ...],
     cifar100: tuple[Path, ...],
     omniglot: tuple[Path, ...],
     mobilenetv2: Path | None,
@@ -39,7 +43,13 @@ def make_data(
     """Unpack the archives and write the lists of images."""
     from benchmarks.experiments.data import prepare
 
-    archives = {"cars": cars, "birds": birds, "cifar100": cifar100, "omniglot": omniglot}
+    archives = {
+        "cars": cars,
+        "birds": birds,
+        "furniture": furniture,
+        "cifar100": cifar100,
+        "omniglot": omniglot,
+    }
     weights = {"mobilenetv2": mobilenetv2, "squeezenet": squeezenet}
     for line in prepare(
         out,

@@ -122,6 +122,11 @@ class Table:
     sizes: Sizes | None = None
 
     @property
+    def has_rules(self) -> bool:
+        """Whether rules choose among its variants on training classes."""
+        return any(name in RULES for claim in self.claims for name in (claim.better, claim.than))
+
+    @property
     def command(self) -> str:
         """Commands that repeat the table."""
         if self.from_scratch:

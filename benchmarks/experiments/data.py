@@ -1,7 +1,7 @@
 """Data sets of the experiments, from the archives that a reader has: images in folders, lists as CSV files.
 
 An archive is a zip file with one folder per class: Cars196 with the class number first in the folder name
-(001 to 196), the birds, CIFAR-100 as train/CLASS and test/CLASS, Omniglot as
+(001 to 196), the birds, furniture by type, CIFAR-100 as train/CLASS and test/CLASS, Omniglot as
 images_background/ALPHABET__CHARACTER and images_evaluation/ALPHABET__CHARACTER.
 """
 
@@ -123,7 +123,7 @@ LISTS: dict[str, tuple[str, Callable[[list[Path]], Iterator[Row]]]] = {
     "omniglot-alphabets": ("omniglot", omniglot_alphabets),
     **{
         f"{images}-division-{number}": (images, partial(division, number=number))
-        for images in ("cars", "birds", "cifar100")
+        for images in ("cars", "birds", "furniture", "cifar100")
         for number in range(DIVISIONS)
     },
     **{
@@ -138,7 +138,8 @@ def prepare(folder: Path, archives: dict[str, list[Path]], weights: dict[str, Pa
 
     Args:
         folder: Folder for everything; created if needed.
-        archives: "cars", "birds", "cifar100", "omniglot" -> zip files, unpacked into a folder of that name.
+        archives: "cars", "birds", "furniture", "cifar100", "omniglot" -> zip files, unpacked into a folder
+            of that name.
         weights: Name of the backbone -> safetensors file, copied to weights/NAME.safetensors.
 
     Raises:

@@ -16,7 +16,9 @@ from benchmarks.experiments.verdicts import UNDECIDED
 
 def size_lines(table: Table, results: Mapping[str, Any]) -> Iterator[str]:
     """Yield what follows the text of the section."""
-    yield from (*_claims(table, results), "", *_methods(table, results), "", *_choices(table, results), "")
+    yield from (*_claims(table, results), "", *_methods(table, results), "")
+    if table.has_rules:
+        yield from (*_choices(table, results), "")
     yield f"![MAP@R against the features by the number of images](experiments/figures/{table.name}.svg)"
     yield ""
 
@@ -55,7 +57,7 @@ def _methods(table: Table, results: Mapping[str, Any]) -> Iterator[str]:
     head = [f"{group}, {NAMES[metric]}" for group in views for metric in METRICS]
     yield f"| minus {PROJECTIONS[first].strip('*').partition(',')[0]} | {' | '.join(head)} | best epoch |"
     yield f"|---|{'---:|' * (len(head) + 1)}"
-    for name in [*others, *table.variants, *RULES]:
+    for name in [*others, *table.variants, *(RULES if table.has_rules else ())]:
         cells = [PROJECTIONS.get(name, f"*{name}*" if name in RULES else name)]
         for seen in views.values():
             for metric in METRICS:

@@ -81,7 +81,8 @@ def measure(job: Job) -> dict[str, Any]:
     inner = [image for image in dataset.train if image.label in trained]
     outer = [image for image in dataset.train if image.label not in trained]
     cells: list[dict[str, Any]] = []
-    for stage, learned, tested in ((FOLDS, inner, outer), (TEST, dataset.train, dataset.test)):
+    stages = [(FOLDS, inner, outer)] if job.table.has_rules else []
+    for stage, learned, tested in (*stages, (TEST, dataset.train, dataset.test)):
         kept = draw(tested, None, _MOST_TESTED, job.division)
         cells += [
             {"stage": stage, **_cell(job, features, part, kept)}
@@ -274,14 +275,14 @@ def view(table: Table, results: Mapping[str, Any], group: str = ALL) -> dict[str
 
     Beside the methods there are the rules, and NAME-last: a method after its last epoch.
     """
-    chosen = choices(table, results)
+    chosen = choices(table, results) if table.has_rules else {}
     setups = {}
     for title, names in table.sets.items():
         for number in range(table.divisions):
-            rules = chosen.get((title, number))
+            rules = chosen.get((title, number), {})
             for name in (division_name(setup, number) for setup in names):
                 cells = _cells(table, results["setups"].get(name), TEST, group)
-                if rules and cells:
+                if cells:
                     setups[name] = _seen(table, cells, rules)
     return {"setups": setups}
 
