@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     is_flag=False,
     flag_value="",
     metavar="[KEY]",
-    help="Explain a setting or a section, such as split.by or split; without KEY, list all. Trains nothing.",
+    help="Explain a setting or a section, such as split.by or split; without KEY, list all. With --data and "
+    "without --recipe, also what these images would begin with, and why. Trains nothing.",
 )
 @training_device_option
 @json_option
@@ -117,6 +118,11 @@ def train(
           --set "watch={split: test, every: 500, limit: 2000}"
     """
     if explain is not None:
+        if data and recipe is None:
+            from train import data as data_sets
+
+            images = data_sets.load(data, unlabelled=True)
+            print_status(_choose_start(images, settings.parse_changes(overrides), device).note)
         found = settings.describe_settings(explain)
         print_result([asdict(one) for one in found], as_json, _explained(found, with_meaning=bool(explain)))
         return
@@ -214,7 +220,7 @@ def _train(
     if start is not None and group.is_main:
         _print_forecast(config, images)
     if group.is_main and not resume:
-        Run.start(out, config)
+        Run.start(out, config, start.note if start is not None else "")
     update_copies(out, group, source)
     if resume and device is not None:
         if processes.leads_machine:
@@ -227,7 +233,7 @@ def _train(
         raise
     update_copies(out, group)
     group.close()
-    return trainer, images, facts
+    return trainer, images, facts | ({} if start is None else {"start": start.note})
 
 
 def _choose_start(images: DataSet, changes: settings.Changes, device: Device | None) -> Start:

@@ -13,11 +13,14 @@ from PIL import Image, UnidentifiedImageError
 
 from retrieval.machine.extras import needs
 from retrieval.model.lite0 import PACKAGE
+from retrieval.text import pluralize
 from train.data import DataSet
+from train.defaults import PAGE, head_default
 from train.pretrained_configs import torchvision_names
 from train.settings import Changes, changed_values, merge_changes
+from train.yaml_files import to_line
 
-SCRATCH = "scratch"
+SCRATCH, HEAD = "scratch", "head"
 LITE0: Changes = {"model.backbone": "timm:tf_efficientnet_lite0", "model.weights": "lite0"}
 TINY = 64
 """Longer side, in pixels, up to which pictures are tiny."""
@@ -78,6 +81,9 @@ def choose_start(dataset: DataSet, given: Changes, *, on_gpu: bool) -> Start:
     else:
         what = " with the weights ".join(filter(None, [backbone or "its backbone", str(weights)]))
     recipe, how = _recipe(dataset, given, on_gpu)
+    if recipe == HEAD:
+        of_size, why = _head_settings(dataset, given)
+        changes, how = merge_changes(changes, of_size), f"{how}; {why}"
     return Start(recipe, merge_changes(changes, given), f"recipe {recipe}: {what}; {how}")
 
 
@@ -96,10 +102,28 @@ def _recipe(dataset: DataSet, given: Changes, on_gpu: bool) -> tuple[str, str]:
     if on_gpu:
         how = "the whole network is trained, as there is a GPU; for the head alone: --recipe head"
         return "catalogue", how
-    return "head", (
+    return HEAD, (
         "its head is trained, on features that are computed once, as there is no GPU; for the whole network: "
         "--recipe catalogue"
     )
+
+
+def _head_settings(dataset: DataSet, given: Changes) -> tuple[Changes, str]:
+    """Return loss, rate and start of a head by the size of the data, and why; what is given is left out."""
+    images, classes = len(dataset.train), len({image.label for image in dataset.train})
+    default = head_default(images)
+    names = {"loss", "model.init", "optimizer.lr"}
+    known = {name for name in names if any(_covers(one, name) for one in given)}
+    changes = {name: value for name, value in default.changes.items() if name not in known}
+    stated = [f"{name} {to_line(value)}" for name, value in changes.items()]
+    size = f"{pluralize(images, 'image')} of {classes:,} class{'es' * (classes != 1)}"
+    what = f"{', '.join(stated)} for {size}" if stated else size
+    return changes, f"{what}: {default.why} ({PAGE})"
+
+
+def _covers(given: str, name: str) -> bool:
+    """Whether a given setting is another one, a section with it, or a part of it."""
+    return given == name or name.startswith(f"{given}.") or given.startswith(f"{name}.")
 
 
 def _section(given: Changes, name: str) -> Mapping[str, Any]:

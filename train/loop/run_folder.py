@@ -57,10 +57,15 @@ class Run:
     folder: Path
 
     @classmethod
-    def start(cls, folder: Path, configuration: Config) -> Run:
+    def start(cls, folder: Path, configuration: Config, why: str = "") -> Run:
         """Create a run folder; one without a checkpoint is overwritten.
 
         Settings that depend on the device are resolved, so that the run keeps them wherever it continues.
+
+        Args:
+            folder: Folder to create.
+            configuration: Settings of the run.
+            why: Why they are these; the first line of config.yaml, as a comment.
 
         Raises:
             InputError: The folder holds a run with a checkpoint already.
@@ -75,7 +80,8 @@ class Run:
         shutil.rmtree(run.choice.folder, ignore_errors=True)
         (folder / "metrics.jsonl").unlink(missing_ok=True)
         run.teacher_file.unlink(missing_ok=True)
-        (folder / "config.yaml").write_text(_resolve(configuration).to_yaml())
+        comment = f"# {' '.join(why.split())}\n" if why else ""
+        (folder / "config.yaml").write_text(comment + _resolve(configuration).to_yaml())
         return run
 
     @classmethod
