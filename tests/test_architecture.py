@@ -41,7 +41,7 @@ FLOORS = {
         "demo",
     ),
     "train": (
-        "config yaml_files pretrained_configs",
+        "config defaults yaml_files pretrained_configs",
         "recipes weights_origin curated_backbones",
         "automatic",
         "settings",

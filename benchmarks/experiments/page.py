@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.experiments import divisions
+from benchmarks.experiments.advice import decided, disagreements, undecided
 from benchmarks.experiments.catalogue import (
     FOLDER,
     RESULTS,
@@ -90,7 +91,8 @@ def expand(
     training. {{verdict TABLE SETUP OURS THEIRS}}: word of the verdict on a claim. METRIC may be left out:
     Recall@1. Of a table with divisions, {{often TABLE OURS>THEIRS ...}}: on how many divisions ours is
     better, with the difference, by both metrics; {{level TABLE METHOD METRIC SET}}: the mean of a set;
-    {{section TABLE}}: its section.
+    {{section TABLE}}: its section; {{decided TABLE OURS>THEIRS METRIC GROUP}} and {{undecided ...}}: how
+    often and by how much, if the verdict is so; {{disagreements TABLE}}: claims on which its sets disagree.
 
     Raises:
         InputError: An expression that does not exist or has no result.
@@ -190,6 +192,9 @@ _DIVIDED: Mapping[str, Callable[..., str]] = {
     "often": _often,
     "level": _level,
     "section": _divisions,
+    "decided": decided,
+    "undecided": undecided,
+    "disagreements": disagreements,
 }
 
 

@@ -15,7 +15,7 @@ import pytest
 from scipy import stats
 
 from benchmarks.experiments import divisions
-from benchmarks.experiments.catalogue import UNTRAINED, Claim, Setup, Table, load_setups, load_tables
+from benchmarks.experiments.catalogue import RULES, UNTRAINED, Claim, Setup, Table, load_setups, load_tables
 from benchmarks.experiments.data import DIVISIONS, LISTS, division
 from benchmarks.experiments.figures import draw_divisions
 from benchmarks.experiments.page import _SUMMARY, expand
@@ -330,4 +330,7 @@ def test_the_setups_of_the_divisions_exist() -> None:
     for each in TABLES.values():
         assert set(each.setups) <= set(setups)
         for claim in each.claims:
-            assert {claim.better, claim.than} <= {*each.variants, *UNTRAINED}
+            methods = {*each.variants, *each.untrained}
+            if each.sizes is not None:
+                methods |= {*RULES, *(f"{name}-last" for name in each.variants)}
+            assert {claim.better, claim.than} <= methods

@@ -54,6 +54,8 @@ def images(name: str) -> list[Path]:
         folders = [
             f"cifar100/{split}/{label}" for split in ("train", "test") for label in CIFAR100_SUPER_CLASS
         ]
+    elif name == "furniture":
+        folders = [f"furniture/type{number}" for number in range(12)]
     else:
         parts = ("images_background", "images_evaluation")
         folders = [f"omniglot/{part}/{part}{a}__c{c}" for part in parts for a in range(3) for c in range(2)]

@@ -68,10 +68,10 @@ def _head(loss: str, lr: float, power: float = _HALF) -> Trial:
     return Trial(f"{loss} head", power, {"name": loss}, lr)
 
 
-def _default_head() -> Trial:
-    """Return the loss and the rate that `train` takes for many images, from the start that is tried here."""
-    default = HEADS[-1]
-    return Trial(f"{default.loss['name']} head", _HALF, dict(default.loss), default.lr)
+def _default_head(lr: float) -> Trial:
+    """Return a head with the loss that `train` takes; rates are those of this start and these few steps."""
+    loss = dict(HEADS[-1].loss)
+    return Trial(f"{loss['name']} head", _HALF, loss, lr)
 
 
 # By what they gained for their time on other data, so that a short run tries the best.
@@ -83,7 +83,7 @@ TRIALS = (
     _head("proxy-anchor", 3e-3),
     Trial(TAUGHT, 0.0, {"name": "raw"}, 3e-3),
     _head("normalized-softmax", 1e-3),
-    _default_head(),
+    _default_head(1e-3),
     _head("fast-ap", 3e-3),
     _head("proxy-anchor", 1e-3),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 from PIL import Image
 
 from tests.conftest import draw, draw_classes, lookalike_here
-from train import data, settings
+from train import data, defaults, settings
 from train.data import DataSet
+from train.defaults import HEADS, HeadDefault, head_default
 from train.experiments import start
 from train.experiments.start import LITE0, choose_start
 from train.loop.run_folder import Run
@@ -34,9 +36,14 @@ def grey(folder: Path, size: tuple[int, int] = (28, 28), kind: str = "png") -> D
 
 
 def chosen(images: DataSet, *words: str, gpu: bool = False) -> tuple[str, dict[str, Any]]:
-    found = choose_start(images, settings.parse_changes(words), on_gpu=gpu)
+    """Return the recipe and the changes, without those by the size of the data."""
+    given = settings.parse_changes(words)
+    found = choose_start(images, given, on_gpu=gpu)
     assert found.note.startswith(f"recipe {found.recipe}: ")
-    return found.recipe, dict(found.changes)
+    of_size = head_default(len(images.train)).changes if found.recipe == "head" else {}
+    return found.recipe, {
+        name: value for name, value in found.changes.items() if name in given or name not in of_size
+    }
 
 
 def test_photographs_begin_with_the_weights_at_hand(photographs: DataSet) -> None:
@@ -74,6 +81,56 @@ def test_backbone_and_weights_that_are_given_win(
     assert config.model.weights == weights
     given = [word.removeprefix("model.backbone=") for word in words if word.startswith("model.backbone=")]
     assert config.model.backbone == (given or [config.model.backbone])[0]
+
+
+def test_loss_rate_and_start_are_those_of_the_size(
+    photographs: DataSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = HeadDefault(9, "few", init="pca", loss={"name": "triplet"}, lr=0.5)
+    monkeypatch.setattr(defaults, "HEADS", (few, HeadDefault(None, "many", lr=0.25)))
+    found = choose_start(photographs, {}, on_gpu=False)
+    config = settings.configure("folder:x", found.recipe, found.changes)
+    assert (config.model.init, config.loss, config.optimizer.lr) == ("pca", {"name": "triplet"}, 0.5)
+    assert "optimizer.lr 0.5 for 9 images of 3 classes: few (docs/experiments.md)" in found.note
+    larger = replace(photographs, train=photographs.train * 2)
+    assert choose_start(larger, {}, on_gpu=False).changes["optimizer.lr"] == 0.25
+    assert "optimizer.lr" not in choose_start(larger, {}, on_gpu=True).changes, "only of heads"
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        (["optimizer.lr=0.03"], {"model.init", "loss"}),
+        (["optimizer={lr: 0.03}"], {"model.init", "loss"}),
+        (["loss={name: triplet}"], {"model.init", "optimizer.lr"}),
+        (["loss.threshold=0.3"], {"model.init", "optimizer.lr"}),
+        (["model.init=lda", "loss={name: triplet}", "optimizer.lr=1"], set()),
+    ],
+)
+def test_what_is_stated_wins_over_the_size(photographs: DataSet, words: list[str], kept: set[str]) -> None:
+    given = settings.parse_changes(words)
+    found = choose_start(photographs, given, on_gpu=False)
+    ours = {"model.init", "loss", "optimizer.lr"} - set(given)
+    assert ours & set(found.changes) == kept
+    assert {name: found.changes[name] for name in given} == given
+    settings.configure("folder:x", found.recipe, found.changes)
+    assert all((f"{name} " in found.note) == (name in kept) for name in ("model.init", "optimizer.lr"))
+
+
+def test_the_table_and_the_recipe_say_the_same() -> None:
+    """The measured default is that of the recipe, for all sizes."""
+    recipe = settings.configure("folder:x", "head", {})
+    for size in (1, 400, 401, 10**6):
+        assert settings.configure("folder:x", "head", head_default(size).changes) == recipe
+    assert [row.images for row in HEADS] == [400, None]
+
+
+def test_explain_says_what_some_images_begin_with(photographs: DataSet) -> None:
+    words = ("train", "--data", photographs.name, "--explain", "optimizer.lr")
+    done = lookalike_here(*words, "--device", "cpu")
+    assert "for 9 images of 3 classes: up to 400 images" in done.stderr
+    assert "optimizer.lr = 0.001" in done.stdout
+    assert "recipe" not in lookalike_here(*words, "--recipe", "head").stderr
 
 
 def test_tiny_pictures_without_colour_are_learned_from_scratch(tmp_path: Path, photographs: DataSet) -> None:
@@ -115,6 +172,9 @@ def test_choice_and_time_are_printed_first_and_the_run_repeats(tmp_path: Path, s
     assert first[0].startswith("recipe head: EfficientNet-Lite0 with ImageNet weights")
     assert any(line.startswith("about 5 seconds") for line in first[1:5])
     run = Run.open(tmp_path / "a")
+    why = (run.folder / "config.yaml").read_text().splitlines()[0]
+    assert why == f"# {first[0]}"
+    assert "images of 3 classes: up to 400 images" in why
     assert (run.config.model.backbone, run.config.model.trainable) == (BACKBONE, 0)
     assert (run.config.model.embedding_dim, run.config.preprocess.size) == (1280, 32)
     again = ("--recipe", str(tmp_path / "a" / "config.yaml"), "--out", str(tmp_path / "b"))

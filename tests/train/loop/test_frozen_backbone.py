@@ -99,7 +99,9 @@ def test_a_head_is_compared_with_the_features(tmp_path: Path, images: Path, dim:
     known = {"seconds": 1.0, "linear_probe": None, "linear_probe_labels": None}
     worse = facts["metric_best"] < facts["metric_of_features"]
     assert worse or dim > 1
-    assert ("WORSE THAN THE FEATURES" in _summary(tmp_path, facts | known)) == worse
+    text = _summary(tmp_path, facts | known)
+    assert ("WORSE THAN THE FEATURES" in text) == worse
+    assert ("export the backbone as it is (`lookalike export --from`)" in text) == worse, "a remedy"
 
 
 def test_runs_share_the_cache(tmp_path: Path, images: Path) -> None:
