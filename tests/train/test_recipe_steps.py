@@ -39,21 +39,23 @@ def write_images(files: Iterable[Path]) -> None:
         draw(number, (20, 16), hue=number // IMAGES).save(file)
 
 
-def numbered(classes: Iterable[Any]) -> list[tuple[Any, int]]:
+def numbered(classes: Iterable[Any], images: int = IMAGES) -> list[tuple[Any, int]]:
     """Classes with the numbers of their images."""
-    return [(name, number) for name in classes for number in range(IMAGES)]
+    return [(name, number) for name in classes for number in range(images)]
 
 
-def cub200(root: Path) -> None:
+def cub200(root: Path, tested: Iterable[int] = (101,), images: int = IMAGES) -> None:
     home = root / "CUB_200_2011"
-    found = [(species, f"{species:03d}.x/{i}.jpg") for species, i in numbered([*range(1, CLASSES + 1), 101])]
+    every = numbered([*range(1, CLASSES + 1), *tested], images)
+    found = [(species, f"{species:03d}.x/{i}.jpg") for species, i in every]
     write_images(home / "images" / name for _, name in found)
     (home / "images.txt").write_text("".join(f"{i} {name}\n" for i, (_, name) in enumerate(found)))
     (home / "image_class_labels.txt").write_text("".join(f"{i} {s}\n" for i, (s, _) in enumerate(found)))
 
 
-def cars196(root: Path) -> None:
-    found = [(f"car_ims/{model}_{i}.jpg", model) for model, i in numbered([*range(1, CLASSES + 1), 99])]
+def cars196(root: Path, tested: Iterable[int] = (99,), images: int = IMAGES) -> None:
+    every = numbered([*range(1, CLASSES + 1), *tested], images)
+    found = [(f"car_ims/{model}_{i}.jpg", model) for model, i in every]
     write_images(root / name for name, _ in found)
     annotations = np.array(found, [("relative_im_path", object), ("class", object)])
     names = np.array([f"Make {number}" for number in range(1, 197)], object)
