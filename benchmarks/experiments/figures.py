@@ -57,43 +57,33 @@ def draw_divisions(table: Table, results: Mapping[str, Any], folder: Path) -> li
 
 
 def draw_sizes(table: Table, results: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write the figure of a table with sizes as SVG: MAP@R against the features, by the number of images."""
-    points: dict[str, dict[str, list[tuple[int, float]]]] = {}
-    for title, setups in table.sets.items():
-        for name, one in results["setups"].items():
-            if name.rpartition("-division-")[0] in setups:
-                for cell in one["cells"]:
-                    if cell["stage"] == "test":
-                        before = cell["untrained"][table.untrained[0]]["map_at_r"]
-                        found = {name: values["map_at_r"] for name, values in cell["untrained"].items()}
-                        found |= {
-                            name: values["best"]["map_at_r"] for name, values in cell["variants"].items()
-                        }
-                        for method in (*table.untrained[1:], *table.variants):
-                            gained = (cell["images"], 100 * (found[method] - before))
-                            points.setdefault(title, {}).setdefault(method, []).append(gained)
-    return save_figure(
-        partial(_draw_sizes, table, points), 1.8 + 3.4 * len(table.sets), 4.2, folder / f"{table.name}.svg"
-    )
+    """Write the figure of a table with sizes as SVG: MAP@R against the features in each group of sizes."""
+    from benchmarks.experiments.sizes import view  # imports torch
+
+    assert table.sizes is not None
+    first, *others = table.untrained
+    views = [view(table, results, group) for group in table.sizes.groups]
+    found = {
+        name: [divisions.compare(table, seen, name, first, "map_at_r") for seen in views]
+        for name in (*others, *table.variants)
+    }
+    draw = partial(_draw_sizes, table, found)
+    return save_figure(draw, 1.8 + 3.4 * len(table.sets), 4.2, folder / f"{table.name}.svg")
 
 
-def _draw_sizes(
-    table: Table, points: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], figure: Figure
-) -> None:
+def _draw_sizes(table: Table, found: Mapping[str, Sequence[Stratified | None]], figure: Figure) -> None:
+    assert table.sizes is not None
     panels = figure.subplots(1, len(table.sets), squeeze=False)[0]
+    titles = [title.replace(" images", "\nimages") for title in table.sizes.groups]
     for axes, title in zip(panels, table.sets, strict=True):
         axes.axhline(0, color=GREY, ls=":", lw=1.2)
-        for place, (method, values) in enumerate(points.get(title, {}).items()):
-            images = sorted({round(count, -1) or count for count, _ in values})
-            means = [
-                summarize([gain for count, gain in values if (round(count, -1) or count) == size]).mean
-                for size in images
-            ]
-            style = "--" if place < len(table.untrained) - 1 else "-" if place % 2 else "-."
-            axes.plot(images, means, style, color=COLOURS[place % len(COLOURS)], lw=1.4, label=method)
-        axes.set_xscale("log")
+        for place, (method, groups) in enumerate(found.items()):
+            values = [one.of_set.get(title) if one is not None else None for one in groups]
+            means = [100 * summarize(each).mean if each else float("nan") for each in values]
+            style = "--" if method in table.untrained else "-" if place < len(COLOURS) else "-."
+            axes.plot(means, style, marker=".", color=COLOURS[place % len(COLOURS)], lw=1.4, label=method)
+        axes.set_xticks(range(len(titles)), titles, fontsize=9)
         axes.set_title(title, fontsize=10)
-        axes.set_xlabel("Images to learn from")
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("MAP@R minus that of the features (points)")
     panels[-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
