@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
 from retrieval import Gallery
-from retrieval.errors import InputError, LookalikeError
+from retrieval.errors import InputError
 from retrieval.evaluation.calibration_fit import (
     ABSENT_CLASS,
     COPIES,
@@ -197,7 +198,7 @@ def test_pictures_of_the_gallery_as_queries(tmp_path: Path) -> None:
     assert [hit.probability for hit in filtered] == [hit.probability for hit in far[each : each + 2]]
 
 
-def test_probabilities_of_hits(gallery: Gallery) -> None:
+def test_probabilities_of_hits(gallery: Gallery, caplog: pytest.LogCaptureFixture) -> None:
     """They are the same for every k and filter, fall with the score, and vanish with another model."""
     query = gallery.embeddings().vectors[:1]
     assert gallery.find(query, SearchOptions(3))[0][0].probability is None
@@ -229,8 +230,13 @@ def test_probabilities_of_hits(gallery: Gallery) -> None:
     with pytest.raises(InputError, match="re-ranking"):
         SearchOptions(rerank="k-reciprocal", min_probability=0.5)
     (gallery.folder / NAME).write_text("{")
-    with pytest.raises(LookalikeError, match="damaged"):
-        gallery.find(query, SearchOptions(2))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert gallery.find(query, SearchOptions(2))[0][0].probability is None
+    (said,) = caplog.messages
+    assert "calibration.json: damaged" in said, "once, and the search goes on"
+    with pytest.raises(InputError, match="not calibrated"):
+        gallery.search_vectors(query, min_probability=0.5)
     facts = json.loads(json.dumps(calibration.__dict__))
     (gallery.folder / NAME).write_text(json.dumps({"format": 2, **facts, "fingerprint": "another"}))
     assert gallery.find(query, SearchOptions(2))[0][0].probability is None
