@@ -26,7 +26,9 @@ GUARD = Inert(
 class Contrast(PairTerm):
     """Base class of the losses that compare the positives of an anchor with its negatives in a softmax."""
 
-    def __init__(self, temperature: float, guard: float | None, mining: PairMiner | None) -> None:
+    def __init__(
+        self, temperature: float = 0.1, guard: float | None = None, *, mining: PairMiner | None = None
+    ) -> None:
         super().__init__(mining)
         require(temperature > 0, "temperature", temperature, "above 0")
         self.temperature, self.guard = temperature, guard
@@ -74,11 +76,6 @@ class SupervisedContrastive(Contrast):
             comparison is by the embeddings themselves, where GISTEmbed takes a second model.
     """
 
-    def __init__(
-        self, temperature: float = 0.1, guard: float | None = None, *, mining: PairMiner | None = None
-    ) -> None:
-        super().__init__(temperature, guard, mining)
-
     def terms(self, near: Tensor, positive: Tensor, far: Tensor, negative: Tensor) -> Tensor:
         own = torch.where(positive.any(1), masked_logsumexp(near, positive), 0.0)
         mean = ratio(torch.where(positive, near, 0.0).sum(1), positive.sum(1))
@@ -108,11 +105,6 @@ class InfoNCE(Contrast):
         guard: Leave out negatives that are more similar to the anchor than its most similar positive by more
             than this, as likely to be of its class (false negatives); null for none.
     """
-
-    def __init__(
-        self, temperature: float = 0.1, guard: float | None = None, *, mining: PairMiner | None = None
-    ) -> None:
-        super().__init__(temperature, guard, mining)
 
     def terms(self, near: Tensor, positive: Tensor, far: Tensor, negative: Tensor) -> Tensor:
         rivals = torch.where(negative.any(1), masked_logsumexp(far, negative), 0.0)
