@@ -9,11 +9,11 @@ import numpy as np
 
 from retrieval.evaluation.verdict import DECIDING, Verdict, judge
 from retrieval.metrics.inputs import build_inputs
+from retrieval.metrics.ranking import rank
 from retrieval.metrics.statistics import bootstrap_intervals
 from retrieval.metrics.table import METRICS, Evidence
 
 _NEIGHBOURS = 10
-_BLOCK = 1024  # queries at once
 
 
 @dataclass(frozen=True)
@@ -105,21 +105,12 @@ def _values(query: np.ndarray, gallery: np.ndarray, classes: np.ndarray) -> dict
 
 
 def _by_neighbours(*ways: tuple[np.ndarray, np.ndarray]) -> BridgeCost:
-    first = [_first(query, gallery) for query, gallery in ways]
+    same = np.zeros(len(ways[0][0]), np.int64)  # neighbours are wanted whatever their class
+    k = min(_NEIGHBOURS, len(same) - 1)
+    own = np.arange(len(same))
+    first = [rank(query, same, gallery, same, k=k, own=own).rows for query, gallery in ways]
     shares = [(one[:, :, None] == first[1][:, None, :]).any(2).mean(1) for one in first]
     difference = (shares[2] - shares[0])[:, None]
     ((low, high),) = bootstrap_intervals(difference).tolist()
     means = float(shares[0].mean()), 1.0, float(shares[2].mean())
     return BridgeCost(len(shares[0]), {"neighbours_of_new_model": means}, None, (low, high))
-
-
-def _first(query: np.ndarray, gallery: np.ndarray) -> np.ndarray:
-    """Return the first neighbours of each image but itself, int [n, k]."""
-    count = min(_NEIGHBOURS, len(gallery) - 1)
-    found = np.empty((len(query), count), np.int64)
-    for start in range(0, len(query), _BLOCK):
-        scores = query[start : start + _BLOCK] @ gallery.T
-        own = np.arange(len(scores))
-        scores[own, start + own] = -np.inf
-        found[start : start + _BLOCK] = np.argpartition(-scores, count - 1, axis=1)[:, :count]
-    return found
