@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from retrieval.metrics.all_pairs import count_from
-from retrieval.metrics.per_query import average_precision_of_ranks, share
+from retrieval.metrics.per_query import average_precision_of_ranks, found_before, share
 from retrieval.metrics.ranking import TIE
 from retrieval.progress import Progress
 
@@ -35,6 +35,16 @@ class Judgements:
     def num_relevant(self) -> np.ndarray:
         """Number of images to find, for each query, int64 [N]."""
         return np.array([len(rows) for rows in self.relevant], np.int64)
+
+    def moved(self, queries: Sequence[int] | np.ndarray, place: np.ndarray) -> Judgements:
+        """Return the judgements of some queries on images that are elsewhere.
+
+        Args:
+            queries: Numbers of the queries.
+            place: New row of each gallery row, int64 [M]; -1 for images that are not there.
+        """
+        sides = ([place[side[n]] for n in queries] for side in (self.relevant, self.ignored))
+        return Judgements(*([rows[rows >= 0] for rows in side] for side in sides))
 
 
 @dataclass(frozen=True)
@@ -67,7 +77,7 @@ class RelevantRanks:
         That is the average precision of the Oxford and Paris buildings (Philbin et al. 2007; Radenovic et al.
         2018): each image found adds the mean of the precisions before and after it.
         """
-        place = self._place()
+        place = found_before(self.queries, len(self.num_relevant))
         before = np.divide(place, self.ranks - 1, out=np.ones(len(place)), where=self.ranks > 1)
         sums = np.bincount(self.queries, (before + (place + 1) / self.ranks) / 2, len(self.num_relevant))
         return share(sums, self.num_relevant)
@@ -92,37 +102,35 @@ class RelevantRanks:
         found[self.num_relevant == 0] = np.nan
         return found
 
-    def _place(self) -> np.ndarray:
-        """Return the number of images of the same query found before each, int64 [P]."""
-        begin = np.searchsorted(self.queries, np.arange(len(self.num_relevant)))
-        place: np.ndarray = np.arange(len(self.queries)) - begin[self.queries]
-        return place
-
 
 def rank_judged(
-    query: np.ndarray, gallery: np.ndarray, judgements: Judgements, *, show_progress: bool = False
-) -> RelevantRanks:
-    """Rank the images to find by cosine; among similarities within `TIE`, others come first.
+    query: np.ndarray, gallery: np.ndarray, protocols: Sequence[Judgements], *, show_progress: bool = False
+) -> list[RelevantRanks]:
+    """Rank the images to find of each protocol by cosine; among similarities within `TIE`, others come first.
 
     Args:
         query: Query embeddings, float32 [N, D], unit length.
         gallery: Gallery embeddings, float32 [M, D], unit length.
-        judgements: What each of the N queries should find.
+        protocols: What each of the N queries should find, by each protocol.
         show_progress: Whether to report progress on stderr.
     """
-    ranks = [np.empty(0, np.int64)]
+    ranks = [[np.empty(0, np.int64)] for _ in protocols]
     step = max(1, _CELLS // len(gallery))
     with Progress("searching", len(query), "queries", show=show_progress) as progress:
         for start in range(0, len(query), step):
             cosines = query[start : start + step] @ gallery.T  # [b, M]
-            for number, row in enumerate(cosines, start):
-                relevant = judgements.relevant[number]
-                positive = -np.sort(-row[relevant])
-                row[relevant] = row[judgements.ignored[number]] = -np.inf
-                ranks.append(count_from(row, positive - TIE) + np.arange(1, len(positive) + 1))
+            for judgements, found in zip(protocols, ranks, strict=True):
+                for number, row in enumerate(cosines.copy(), start):
+                    relevant = judgements.relevant[number]
+                    positive = -np.sort(-row[relevant])
+                    row[relevant] = row[judgements.ignored[number]] = -np.inf
+                    found.append(count_from(row, positive - TIE) + np.arange(1, len(positive) + 1))
             progress.update(len(cosines))
-    sizes = judgements.num_relevant
-    return RelevantRanks(np.repeat(np.arange(len(sizes)), sizes), np.concatenate(ranks), sizes)
+    sizes = [judgements.num_relevant for judgements in protocols]
+    return [
+        RelevantRanks(np.repeat(np.arange(len(size)), size), np.concatenate(found), size)
+        for size, found in zip(sizes, ranks, strict=True)
+    ]
 
 
 def rank_hits(rows: np.ndarray, size: int, judgements: Judgements) -> RelevantRanks:

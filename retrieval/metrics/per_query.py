@@ -62,13 +62,24 @@ def average_precision_of_ranks(
     Returns:
         float64 [N]; nan for queries without relevant images.
     """
-    begin = np.searchsorted(queries, np.arange(len(num_relevant)))
-    precisions = (np.arange(1, len(queries) + 1) - begin[queries]) / ranks
+    precisions = (found_before(queries, len(num_relevant)) + 1) / ranks
     possible = num_relevant
     if cutoff is not None:
         precisions[ranks > cutoff[queries]] = 0.0
         possible = np.minimum(num_relevant, cutoff)
     return share(np.bincount(queries, precisions, len(num_relevant)), possible)
+
+
+def found_before(queries: np.ndarray, count: int) -> np.ndarray:
+    """Return the number of relevant images of the same query before each, int64 [P].
+
+    Args:
+        queries: Query of each relevant image, int [P], ascending.
+        count: Number of queries.
+    """
+    begin = np.searchsorted(queries, np.arange(count))
+    before: np.ndarray = np.arange(len(queries)) - begin[queries]
+    return before
 
 
 def r_precision_of_ranks(queries: np.ndarray, ranks: np.ndarray, num_relevant: np.ndarray) -> np.ndarray:

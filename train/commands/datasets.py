@@ -13,7 +13,8 @@ from retrieval import text
 from retrieval.cli import json_option, print_result, print_status
 from train import data as data_sets
 from train.data import inspection
-from train.data.judged import JUDGED
+from train.data.judged import JUDGED, KnownJudgedSet
+from train.data.known import KnownDataSet
 
 _MOST_LISTED = 10  # problems of each kind; --json has them all
 
@@ -30,7 +31,7 @@ def datasets() -> None:
 @json_option
 def list_datasets(as_json: bool) -> None:
     """List the data sets and formats that --data accepts."""
-    known = data_sets.KNOWN
+    known: Mapping[str, KnownDataSet | KnownJudgedSet] = {**data_sets.KNOWN, **JUDGED}
     facts = [
         {
             "name": name,
@@ -44,25 +45,10 @@ def list_datasets(as_json: bool) -> None:
         }
         for name, k in known.items()
     ]
-    facts += [
-        {
-            "name": name,
-            "title": j.title,
-            "protocol": j.protocol,
-            "images": j.images,
-            "source": "by hand",
-            "by_hand": j.by_hand,
-            "bundled": False,
-            "licence": None,
-        }
-        for name, j in JUDGED.items()
-    ]
     rows = []
     for name, k in known.items():
         data = name if k.bundled else f"{name}:ROOT"
         rows += [(data, f"{k.images:,}", k.source, k.title), ("", "", "", f"  {k.protocol}")]
-    for name, j in JUDGED.items():
-        rows += [(f"{name}:ROOT", f"{j.images:,}", "by hand", j.title), ("", "", "", f"  {j.protocol}")]
     rows += [
         (
             "folder:DIR",

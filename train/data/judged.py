@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -91,6 +91,10 @@ class KnownJudgedSet:
         by_hand: How to obtain it and lay it out.
         read: Reads it from a folder; the first argument is the data specification.
     """
+
+    source: ClassVar[str] = "by hand"
+    bundled: ClassVar[bool] = False
+    licence: ClassVar[str] = ""  # of its images; their publishers state several, or none
 
     title: str
     protocol: str
@@ -247,42 +251,36 @@ def _objects(spec: str, root: Path) -> JudgedSet:
     home = root / "ilias_core" if (root / "ilias_core").is_dir() else root
     gallery: list[Path] = []
     found = _Judged()
-    for thing in (
-        sorted(path for path in home.iterdir() if (path / "query").is_dir()) if home.is_dir() else ()
-    ):
+    for queries in sorted(path for path in home.glob("*/query") if path.is_dir()):
+        thing = queries.parent
         positives = _images(thing / "pos")
         rows = range(len(gallery), len(gallery) + len(positives))
         gallery += positives
-        for image in _images(thing / "query"):
+        for image in _images(queries):
             found.add(JudgedQuery(image, thing.name), _RIGHT, rows, str(thing))
     if not gallery:
         raise InputError(f"{home}: no folders NAME/query and NAME/pos with images")
-    return found.as_set(
-        spec, [*gallery, *_distractors(home), *(_distractors(root) if home != root else ())], 1000
+    distractors = [image for top in dict.fromkeys((home, root)) for image in _distractors(top)]
+    return found.as_set(spec, [*gallery, *distractors], 1000)
+
+
+def _revisited(name: str, city: str, searched: int) -> KnownJudgedSet:
+    """Return a set of the revisited buildings: 70 queries, beside the images that are searched."""
+    return KnownJudgedSet(
+        title=f"buildings of {city}, revisited",
+        protocol=f"70 queries, the part in a box; easy, medium and hard images of {searched:,}",
+        images=searched + 70,
+        by_hand=(
+            f"unpack the {city} buildings to ROOT/jpg/ and put gnd_{name}.pkl of "
+            "https://github.com/filipradenovic/revisitop there; what is in ROOT/distractors is searched, too"
+        ),
+        read=lambda spec, root: _buildings(name, spec, root),
     )
 
 
 JUDGED = {
-    "roxford5k": KnownJudgedSet(
-        title="buildings of Oxford, revisited",
-        protocol="70 queries, the part in a box; easy, medium and hard images of 4,993",
-        images=5_063,
-        by_hand=(
-            "unpack the Oxford buildings to ROOT/jpg/ and put gnd_roxford5k.pkl of "
-            "https://github.com/filipradenovic/revisitop there; what is in ROOT/distractors is searched, too"
-        ),
-        read=lambda spec, root: _buildings("roxford5k", spec, root),
-    ),
-    "rparis6k": KnownJudgedSet(
-        title="buildings of Paris, revisited",
-        protocol="70 queries, the part in a box; easy, medium and hard images of 6,322",
-        images=6_392,
-        by_hand=(
-            "unpack the Paris buildings to ROOT/jpg/ and put gnd_rparis6k.pkl of "
-            "https://github.com/filipradenovic/revisitop there; what is in ROOT/distractors is searched, too"
-        ),
-        read=lambda spec, root: _buildings("rparis6k", spec, root),
-    ),
+    "roxford5k": _revisited("roxford5k", "Oxford", 4_993),
+    "rparis6k": _revisited("rparis6k", "Paris", 6_322),
     "gldv2": KnownJudgedSet(
         title="landmarks, Google Landmarks Dataset v2",
         protocol="1,129 queries, private and public, in an index of 761,757 images; mAP@100",

@@ -26,7 +26,7 @@ from retrieval.reports.folder import judge_by_kept, keep_report
 from train.config import ProbeLabels, Published
 from train.data import DataSet, LabelledImage
 from train.experiments.linear_probe import check_closed_set, probe_images, probe_labels
-from train.experiments.targets import Candidate, Target, baseline, default_baseline, open_target
+from train.experiments.targets import Candidate, Target, open_target, reference_candidates
 from train.losses.matryoshka import prefix_weights
 from train.settings import data_set_name
 
@@ -117,12 +117,7 @@ def evaluate_opened(
         bad.update({error.source: error.detail for error in embedded.found.bad})
         return embedded
 
-    references = [baseline(name, opened) for name in baselines]
-    backbone, left_out = (
-        default_baseline(opened) if with_backbone and "backbone" not in baselines else (None, "")
-    )
-    if backbone is not None:
-        references.insert(0, backbone)
+    references, left_out = reference_candidates(opened, baselines, with_backbone)
     for candidate in [*references, *opened.candidates]:
         queries = embed(candidate, dataset.test)
         if opened.gallery is not None and candidate in opened.candidates:

@@ -17,13 +17,13 @@ from retrieval.files import sha256_of
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.images.decode import EmbeddedFiles
 from retrieval.metrics import mean
-from retrieval.metrics.judged import Judgements, RelevantRanks, rank_hits, rank_judged
+from retrieval.metrics.judged import RelevantRanks, rank_hits, rank_judged
 from retrieval.metrics.statistics import bootstrap_intervals, class_intervals
 from retrieval.model.runtime import Runtime
 from retrieval.progress import Progress
 from retrieval.search.options import EACH, SearchOptions
 from train.data.judged import KS, JudgedSet
-from train.experiments.targets import Candidate, baseline, default_baseline, open_target
+from train.experiments.targets import Candidate, open_target, reference_candidates
 
 _DEPTH = 10_000  # hits of a gallery that are ranked where a protocol has no depth of its own
 _AT_ONCE = 64  # queries
@@ -60,11 +60,7 @@ def evaluate_judged(
             gallery.
     """
     opened = open_target(target, which, runtime)
-    references = [baseline(name, opened) for name in baselines]
-    backbone, left_out = (
-        default_baseline(opened) if with_backbone and "backbone" not in baselines else (None, "")
-    )
-    references = [*filter(None, [backbone]), *references]
+    references, left_out = reference_candidates(opened, baselines, with_backbone)
     results: list[Result] = []
     bad: dict[str, str] = {}
     with judged.query_files() as files:
@@ -111,16 +107,12 @@ def _search(
     """Rank the images of the set exactly; those that could not be read are not found."""
     row_of = np.full(len(judged.gallery), -1)
     row_of[searched.positions] = np.arange(len(searched.positions))
-    found = {}
-    for protocol, judgements in judged.protocols.items():
-        wanted, ignored = (
-            [row_of[side[number]] for number in asked.positions]
-            for side in (judgements.relevant, judgements.ignored)
-        )
-        readable = Judgements(*([rows[rows >= 0] for rows in side] for side in (wanted, ignored)))
-        ranks = rank_judged(asked.vectors, searched.vectors, readable, show_progress=show_progress)
-        found[protocol] = replace(ranks, num_relevant=np.array([len(rows) for rows in wanted]))
-    return found
+    readable = [one.moved(asked.positions, row_of) for one in judged.protocols.values()]
+    found = rank_judged(asked.vectors, searched.vectors, readable, show_progress=show_progress)
+    return {
+        name: replace(ranks, num_relevant=one.num_relevant[asked.positions])
+        for (name, one), ranks in zip(judged.protocols.items(), found, strict=True)
+    }
 
 
 def _search_gallery(
@@ -132,10 +124,7 @@ def _search_gallery(
 ) -> dict[str, RelevantRanks]:
     """Search a gallery by its own index, once for all protocols."""
     ids = _ids(gallery, judged, show_progress)
-    protocols = {}
-    for name, one in judged.protocols.items():
-        sides = ([ids[side[number]] for number in asked.positions] for side in (one.relevant, one.ignored))
-        protocols[name] = Judgements(*([found[found >= 0] for found in side] for side in sides))
+    protocols = {name: one.moved(asked.positions, ids) for name, one in judged.protocols.items()}
     beside = max(len(rows) for one in protocols.values() for rows in one.ignored)
     depth = min(len(gallery), (judged.k or _DEPTH) + beside)
     wanted = replace(options, k=depth, group_by=options.group_by or EACH, calibrated=False)

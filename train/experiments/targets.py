@@ -340,6 +340,26 @@ def default_baseline(target: Target) -> tuple[Candidate | None, str]:
         return None, f"Without the off-the-shelf backbone: {error}."
 
 
+def reference_candidates(
+    target: Target, baselines: Sequence[str], with_backbone: bool
+) -> tuple[list[Candidate], str]:
+    """Return what a target is compared with, and a note why the backbone is left out; "" if it is not.
+
+    Args:
+        target: The target.
+        baselines: Names of baselines; see `baseline`.
+        with_backbone: Whether the off-the-shelf backbone of a run is the first of them.
+
+    Raises:
+        InputError: As for `baseline`.
+    """
+    named = [baseline(name, target) for name in baselines]
+    backbone, left_out = (
+        default_baseline(target) if with_backbone and "backbone" not in baselines else (None, "")
+    )
+    return [*filter(None, [backbone]), *named], left_out
+
+
 def _raw_pixels(pixels: np.ndarray) -> np.ndarray:
     flat = pixels.reshape(len(pixels), -1).astype(np.float32)  # [N, H W 3]
     flat -= flat.mean(1, keepdims=True)

@@ -47,7 +47,7 @@ def expected_ranks(query: np.ndarray, gallery: np.ndarray, judgements: Judgement
 @pytest.mark.parametrize("seed", range(5))
 def test_ranks_are_those_of_a_loop(seed: int, distinct: bool) -> None:
     query, gallery, judgements = judged(seed, distinct)
-    found = rank_judged(query, gallery, judgements)
+    (found,) = rank_judged(query, gallery, [judgements])
     for number in range(len(query)):
         ranks = found.ranks[found.queries == number].tolist()
         assert ranks == expected_ranks(query, gallery, judgements, number)
@@ -57,7 +57,8 @@ def test_ranks_are_those_of_a_loop(seed: int, distinct: bool) -> None:
 def test_hits_of_a_search_have_the_same_ranks(seed: int) -> None:
     query, gallery, judgements = judged(seed)
     order = np.argsort(-(query @ gallery.T), axis=1)
-    every, whole = rank_judged(query, gallery, judgements), rank_hits(order, len(gallery), judgements)
+    (every,) = rank_judged(query, gallery, [judgements])
+    whole = rank_hits(order, len(gallery), judgements)
     np.testing.assert_array_equal(whole.queries, every.queries)
     np.testing.assert_array_equal(whole.ranks, every.ranks)
     first = np.where(np.arange(30) < 20, order[:, :30], -1)  # an index may find fewer
@@ -73,7 +74,7 @@ def test_hits_of_a_search_have_the_same_ranks(seed: int) -> None:
 def test_average_precision_at_k_is_that_of_scikit_learn(k: int) -> None:
     """As ILIAS computes it: that of the k results, times the share of what could be there."""
     query, gallery, judgements = judged(7)
-    found = rank_judged(query, gallery, judgements).average_precision(k)
+    found = rank_judged(query, gallery, [judgements])[0].average_precision(k)
     for number, relevant in enumerate(judgements.relevant):
         if not len(relevant):
             assert np.isnan(found[number])
@@ -91,7 +92,7 @@ def test_average_precision_at_k_is_that_of_scikit_learn(k: int) -> None:
 def test_average_precision_of_the_revisited_buildings() -> None:
     """The areas of the trapezoids, and the precision among the first K up to the last image to find."""
     query, gallery, judgements = judged(11)
-    found = rank_judged(query, gallery, judgements)
+    (found,) = rank_judged(query, gallery, [judgements])
     areas, precisions = found.trapezoid_average_precision(), found.precision(KS)
     for number, relevant in enumerate(judgements.relevant):
         ranks = expected_ranks(query, gallery, judgements, number)
@@ -111,7 +112,7 @@ def test_average_precision_of_the_revisited_buildings() -> None:
 
 def test_recall_is_a_right_image_among_the_first() -> None:
     query, gallery, judgements = judged(5)
-    found = rank_judged(query, gallery, judgements).recall(KS)
+    found = rank_judged(query, gallery, [judgements])[0].recall(KS)
     for number in range(len(query)):
         ranks = expected_ranks(query, gallery, judgements, number)
         expected = [float(ranks[0] <= k) for k in KS] if ranks else [np.nan] * len(KS)
