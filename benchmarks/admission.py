@@ -32,7 +32,7 @@ SAMPLE = 300
 
 
 def jpeg(quality: int) -> Callable[[Image.Image], Image.Image]:
-    """Return a function that encodes an image anew."""
+    """Return a function that encodes an image again."""
 
     def encode(image: Image.Image) -> Image.Image:
         buffer = io.BytesIO()
@@ -135,15 +135,14 @@ def _row(folder: Path, alteration: str, refused: int, own: int, count: int) -> d
 def _show(target: Path, name: str, pairs: list[tuple[str, str]]) -> None:
     """Write pictures of pairs side by side, for a person to judge."""
     target.mkdir(parents=True, exist_ok=True)
-    for start in range(0, len(pairs), 40):
+    for start in range(0, min(len(pairs), 200), 40):
         sheet = Image.new("RGB", (8 * 200, 10 * 100), "white")
-        for place, both in enumerate(pairs[start : start + 40] if start < 200 else []):
+        for place, both in enumerate(pairs[start : start + 40]):
             for side, path in enumerate(both):
                 with Image.open(path) as image:
                     small = image.convert("RGB").resize((96, 96))
                 sheet.paste(small, (place % 8 * 200 + side * 98, place // 8 * 100))
-        if start < 200:
-            sheet.save(target / f"{name}-{start}.png")
+        sheet.save(target / f"{name}-{start}.png")
 
 
 def main() -> None:

@@ -252,12 +252,10 @@ def test_committed_divisions_have_the_settings_of_the_table(table: Table) -> Non
 # ---- from end to end
 
 
-@pytest.fixture
-def small(tmp_path: Path) -> tuple[Job, Path]:
-    """A job of two methods on the frozen random features of eight classes of small pictures; and the data."""
-    home = tmp_path / "data"
+def write_blocks(home: Path, classes: int) -> None:
+    """Write classes of six small pictures, and their first division."""
     images = []
-    for label in range(8):
+    for label in range(classes):
         for seed in range(6):
             path = home / f"blocks/{label}/{seed}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -265,6 +263,13 @@ def small(tmp_path: Path) -> tuple[Job, Path]:
             images.append(path.relative_to(home))
     with (home / "blocks-division-0.csv").open("w", newline="") as out:
         csv.writer(out).writerows([("path", "label", "split"), *division(images, 0)])
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> tuple[Job, Path]:
+    """A job of two methods on the frozen random features of eight classes of small pictures; and the data."""
+    home = tmp_path / "data"
+    write_blocks(home, 8)
     settings = {
         "data": "csv:blocks.csv",
         "model": {"backbone": "conv4", "trainable": 0, "embedding_dim": 4, "init": "pca"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from contextlib import chdir
 from dataclasses import replace
@@ -15,13 +14,12 @@ import torch
 
 from benchmarks.experiments import advice, divisions, sizes
 from benchmarks.experiments.catalogue import Claim, Setup, Sizes, Table, load_tables
-from benchmarks.experiments.data import division
 from benchmarks.experiments.page import expand
 from benchmarks.experiments.results import complete, is_collected, load
 from benchmarks.experiments.runs import Job
 from retrieval import metrics
 from retrieval.errors import InputError
-from tests.conftest import draw
+from tests.benchmarks.test_divisions import write_blocks
 from train import data
 from train.data import LabelledImage
 from train.data.splits import hold_out
@@ -193,22 +191,9 @@ def test_advice_is_refused_where_its_verdict_has_changed() -> None:
 # ---- training
 
 
-def write_blocks(home: Path) -> None:
-    """Write 16 classes of small pictures, and their first division."""
-    images = []
-    for label in range(16):
-        for seed in range(6):
-            path = home / f"blocks/{label}/{seed}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            draw(seed, hue=label).save(path)
-            images.append(path.relative_to(home))
-    with (home / "blocks-division-0.csv").open("w", newline="") as out:
-        csv.writer(out).writerows([("path", "label", "split"), *division(images, 0)])
-
-
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    write_blocks(tmp_path / "data")
+    write_blocks(tmp_path / "data", 16)
     raw = {"name": "multi-similarity", "mining": {"name": "vthm", "margin": 0.1}}
     asked = replace(
         table(claim("by-size", "a"), claim("a", "features"), sets={"Blocks": ("blocks",)}, count=1),

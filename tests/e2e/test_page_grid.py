@@ -225,11 +225,11 @@ def test_cards_say_how_many_there_are_and_which_they_are(page: Page) -> None:
     expect(page.get_by_test_id("gallery-status")).to_have_text(f"{COUNT:,} images")
     scroll(page, 3000)
     # All at once: rows come and go while the page settles.
-    told = cards(page).evaluate_all(
+    numbered = cards(page).evaluate_all(
         "all => all.map(one => [one.ariaSetSize, one.ariaPosInSet, one.dataset.item])"
     )
-    assert told
-    for size, place, item in told:
+    assert numbered
+    for size, place, item in numbered:
         assert (size, place) == (str(COUNT), item)
     assert violations(page) == []
 

@@ -261,12 +261,12 @@ def test_colours_of_classes_are_their_hues(tab: Page, theme: str) -> None:
 @given(st.lists(st.tuples(st.sampled_from(["add", "remove", "toggle"]), st.integers(0, 5)), max_size=12))
 @examples
 def test_a_selection_is_a_set_that_tells_of_changes(tab: Page, changes: list[tuple[str, int]]) -> None:
-    told, ids = run(
+    count, ids = run(
         tab,
         "selection",
-        "const one = new m.Selection(); let told = 0; one.addEventListener('change', () => told++);"
+        "const one = new m.Selection(); let count = 0; one.addEventListener('change', () => count++);"
         "for (const [method, id] of a[0]) one[method](method === 'toggle' ? id : [id]);"
-        "return [told, one.ids]",
+        "return [count, one.ids]",
         changes,
     )
     expected: set[int] = set()
@@ -278,7 +278,7 @@ def test_a_selection_is_a_set_that_tells_of_changes(tab: Page, changes: list[tup
         }[what]
         expected = kind({number})
     assert set(ids) == expected
-    assert told == len(changes)
+    assert count == len(changes)
 
 
 @pytest.mark.parametrize("count", [0, 1, 200, 201, 1000])
