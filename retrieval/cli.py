@@ -318,6 +318,10 @@ def _run(arguments: list[str], debug: bool) -> int:
         return _fail(f"this command {hint}" if hint else f"{error}; --debug shows the traceback", 1, debug)
     except OSError as error:
         return _fail(describe_os_error(error) or _unexpected(error), 1, debug)
+    except MemoryError:
+        return _fail("it needs more memory than this process may have; a damaged file may be why", 1, debug)
+    except RecursionError:
+        return _fail("a file or value is nested too deeply to be read; it is damaged, or made so", 1, debug)
     except Exception as error:
         return _fail(_unexpected(error), 1, debug)
 

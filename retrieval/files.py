@@ -11,10 +11,14 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tokenize import TokenError
 from typing import IO
 
 from retrieval.errors import InputError
 from retrieval.system import fsync_folder, lock, try_lock
+
+# What NumPy raises for a file of an array that is damaged, or crafted to be.
+ARRAY_ERRORS = (OSError, ValueError, EOFError, OverflowError, TokenError, MemoryError, RecursionError)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ import numpy as np
 
 from retrieval.arrow import VECTOR
 from retrieval.errors import InputError
+from retrieval.files import ARRAY_ERRORS
 from retrieval.ingest.tables import CsvTable, TableReport, arrow_values, import_pyarrow, plain_values
 from retrieval.storage.records import Value
 
@@ -242,7 +243,7 @@ class _Array:
 
 @contextmanager
 def _readable(path: Path, *more: type[Exception]) -> Iterator[None]:
-    caught: tuple[type[Exception], ...] = (OSError, ValueError, EOFError, zipfile.BadZipFile, *more)
+    caught: tuple[type[Exception], ...] = (*ARRAY_ERRORS, zipfile.BadZipFile, *more)
     try:
         yield
     except caught as error:

@@ -430,7 +430,10 @@ def _read(path: Path) -> tuple[bytes, str, ModelArchive | None]:
 
 def _metadata(path: Path, session: ort.InferenceSession | PluggedSession) -> dict[str, Any]:
     """Return the Lookalike metadata of the file, by part."""
-    properties = session.get_modelmeta().custom_metadata_map
+    try:
+        properties = session.get_modelmeta().custom_metadata_map
+    except UnicodeDecodeError as error:
+        raise _damaged(path, error) from error
     if _PREFIX + "format" not in properties:
         raise InputError(f"{path}: an ONNX model, but not one written by `lookalike export`")
     texts = {key.removeprefix(_PREFIX): text for key, text in properties.items() if key.startswith(_PREFIX)}
@@ -441,7 +444,7 @@ def _metadata(path: Path, session: ort.InferenceSession | PluggedSession) -> dic
             if all(isinstance(part, dict) for part in metadata.values()):
                 return metadata
             raise TypeError("expected objects")
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise _damaged(path, error) from error
     raise InputError(
         f"{path}: format {version} is newer than {FORMAT_VERSION}, the newest supported; update lookalike"

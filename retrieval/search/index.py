@@ -11,6 +11,7 @@ import uuid
 import weakref
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -39,6 +40,11 @@ _KEPT = 8  # parameters of FAISS that are kept, with their selectors
 _MAX_DEAD = 0.3  # share of dead vectors beyond which an index is built again: they slow every search
 _MAX_GROWTH = 4  # growth of the gallery since the kind was chosen, beyond which it is chosen again
 _MAX_EFFORT_GROWTH = 4  # growth of the required effort, beyond which the index is trained again
+# Facts of a card that are numbers.
+_NUMBERS = (
+    *("effort", "oversample", "recall", "recall_wanted", "chosen_for", "ms"),
+    *("vectors", "last", "bytes", "dim"),
+)
 _MIN_QUERIES = 100  # number of queries from which the recall of new vectors can be measured
 _log = logging.getLogger("lookalike.retrieval")
 _reading = threading.Lock()  # FAISS's limit on what it reads is set for the whole process
@@ -284,7 +290,11 @@ class Index:
             LookalikeError: The file is damaged.
         """
         self._check(self._card_file, self._card_sha256, "card.json")
-        card: dict[str, Any] = json.loads(self._card_file.read_text())
+        card: dict[str, Any] = {}
+        with suppress(ValueError, RecursionError):
+            card = json.loads(self._card_file.read_text())
+        if not _is_card(card):  # though it has the checksum that the database says: from somebody else
+            raise self._damage("card.json")
         return card
 
     @property
@@ -392,6 +402,21 @@ class Index:
     def _damage(self, name: str) -> LookalikeError:
         what = "missing" if name in self.missing else "damaged"
         return LookalikeError(f"{self.folder / name}: {what}; {self._repair}")
+
+
+def _is_card(card: object) -> bool:
+    """Return whether a JSON value has the facts about an index that are used."""
+    if not isinstance(card, dict):
+        return False
+    numbers = [card.get(name, -1) for name in _NUMBERS]
+    memory, head = card.get("memory_wanted"), card.get("head", {"bytes": 0, "sha256": ""})
+    return (
+        card.get("kind") in kinds.APPROXIMATE
+        and all(type(number) in (int, float) and 0 <= number < 2**63 for number in numbers)
+        and (memory is None or type(memory) is int)
+        and isinstance(head, dict)
+        and (type(head.get("bytes")), type(head.get("sha256"))) == (int, str)
+    )
 
 
 def _read_index(file: Path, flags: int | None = None) -> Any:

@@ -142,7 +142,20 @@ def is_writable(folder: Path) -> bool:
 def last_given(db: sqlite3.Connection, table: str) -> int:
     """Return the highest number that a row of a table ever had; 0 before the first."""
     found = db.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (table,)).fetchone()
-    return int(found[0]) if found else 0
+    return whole_number(found[0]) if found else 0
+
+
+def whole_number(value: Any) -> int:
+    """Return a number of the small tables.
+
+    Raises:
+        LookalikeError: It is none, though the checksum is right: the file is from somebody else.
+    """
+    try:
+        return int(value)
+    except (TypeError, ValueError) as error:
+        what = f"the gallery's database is damaged ({value!r:.40} is no number)"
+        raise LookalikeError(f"{what}; restore it from a copy") from error
 
 
 def continue_after(db: sqlite3.Connection, table: str, last: int) -> None:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from retrieval.files import atomic_write, link_or_copy
+from retrieval.files import ARRAY_ERRORS, atomic_write, link_or_copy
 from retrieval.storage import facts
 from retrieval.storage.facts import DamagedError, FactsFile
 from retrieval.storage.records import Segment
@@ -188,7 +188,7 @@ def dtype_of(path: Path) -> str | None:
     """Return the type of the numbers in a file; `None` if its header is damaged."""
     try:
         return str(_load(path).dtype)
-    except (OSError, ValueError, EOFError):
+    except ARRAY_ERRORS:
         return None
 
 
@@ -219,7 +219,7 @@ def checksums(vectors: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 def _load(path: Path) -> np.ndarray:
     """Map a file; by one thread at a time, as CPython 3.11 may fail to parse headers in two (gh-106905)."""
-    with _loading:
+    with _loading, np.errstate(over="ignore"):  # of the size that a damaged header claims
         mapped: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
     return mapped
 
@@ -227,7 +227,7 @@ def _load(path: Path) -> np.ndarray:
 def _mapped(path: Path, shape: tuple[int, int], dtype: str) -> np.ndarray:
     try:
         found = _load(path)
-    except (OSError, ValueError, EOFError) as error:
+    except ARRAY_ERRORS as error:
         raise DamagedError(path) from error
     if found.dtype != np.dtype(dtype) or found.shape != shape:
         raise DamagedError(path)

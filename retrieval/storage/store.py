@@ -648,7 +648,7 @@ def hold_lock(folder: Path) -> AbstractContextManager[IO[str]]:
 def last_number(db: sqlite3.Connection) -> int:
     """Return the highest vector number that was ever given; 0 before the first."""
     found = db.execute("SELECT value FROM meta WHERE key = 'last_vector'").fetchone()
-    return int(found[0]) if found else 0
+    return database.whole_number(found[0]) if found else 0
 
 
 def insert_segment(db: sqlite3.Connection, segment: Segment, number: int | None = None) -> int:

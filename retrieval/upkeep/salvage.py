@@ -73,7 +73,8 @@ class _Part:
 
     @property
     def is_whole(self) -> bool:
-        return len(self.at) == self.count
+        """Whether all of its rows are good, and ascend by number as they are."""
+        return np.array_equal(self.at, np.arange(self.count))
 
 
 def salvage(folder: Path, *, show_progress: bool = False) -> Salvage:

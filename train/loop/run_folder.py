@@ -334,7 +334,16 @@ class Run:
 
     def _records(self) -> list[dict[str, Any]]:
         path = self.folder / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        if not path.exists():
+            return []
+        try:
+            found = [json.loads(line) for line in path.read_text().splitlines()]
+            if all(isinstance(record, dict) for record in found):
+                return found
+            raise ValueError
+        except (ValueError, RecursionError) as error:
+            what = "a line is not a JSON object"
+            raise InputError(f"{path}: {what}; put the file back from a copy, or delete it") from error
 
     def drop_metrics_after(self, step: int) -> None:
         """Drop the records of later steps: a resumed run logs them again."""

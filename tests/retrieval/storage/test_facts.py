@@ -57,7 +57,7 @@ def test_rows_are_read_as_they_were_written(
     assert json.dumps(found) == json.dumps([expected[at] for at in order])
     assert facts.intact_rows(path, len(drawn)) == expected
     facts.check(path, len(drawn))
-    known, metadata = facts.columns(found)
+    known, metadata = facts.columns([row for row in found if row])
     assert [*known.label] == [expected[at][9] for at in order]
     assert all(len(values) == len(drawn) for values in metadata.values())
 
@@ -67,6 +67,36 @@ def test_equal_numbers_of_two_types_keep_them(tmp_path: Path) -> None:
     path = written(tmp_path, [(row, (1, 0.0)), (row, (1.0, -0.0)), (row, (1, 0.0))])
     found = [row[-1] for row in facts.intact_rows(path, 3) if row]
     assert [json.dumps([*values.values()]) for values in found] == ["[1, 0.0]", "[1.0, -0.0]", "[1, 0.0]"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"{}",
+        b"7",
+        b"[",
+        b"[" * 100_000,
+        b'[1, "k", "", "", 0, 0, "", 0, 0, null, {}],[1]',  # two rows, or a part of another one
+        b'["1", "k", "", "", 0, 0, "", 0, 0, null, {}]',
+        b'[1, ["k"], "", "", 0, 0, "", 0, 0, null, {}]',
+        b'[1, "k", 3.5, "", 0, 0, "", 0, 0, null, {}]',
+        b'[1, "k", "", "", 0, 0, "", 0, 0, 5, {}]',
+        b'[1, "k", "", "", 0, 0, "", 0, 0, null, []]',
+        b'[1, "k", "", "", 0, 0, "", 0, 0, null, {"p": {}}]',
+        b'[1, "k", "", "", 0, 0, "", 0, 0, null]',
+    ],
+)
+def test_no_value_of_another_type_is_read(tmp_path: Path, text: bytes) -> None:
+    """A file from somebody else has right checksums."""
+    rows = [((n + 1, f"key {n}", "/r", f"{n}.jpg", n, n, "", 1, 1, None), (n, "é")) for n in range(3)]
+    path = written(tmp_path, rows)
+    intact, texts = facts.intact_rows(path, 3), FactsFile(path, 3).texts([0, 1, 2])
+    facts.write(path, 3, [[texts[0], text, texts[2]]])
+    expected = [intact[0], None, intact[2]]
+    assert StoredFacts([FactsFile(path, 3)], [3]).rows([0, 1, 2]) == expected
+    assert facts.intact_rows(path, 3) == expected
+    with pytest.raises(DamagedError):
+        facts.check(path, 3)
 
 
 def test_no_damaged_byte_is_read(tmp_path: Path) -> None:
