@@ -13,7 +13,8 @@ import tomllib
 import urllib.request
 import zipfile
 from collections.abc import Iterator
-from importlib.metadata import Distribution
+from email.message import Message
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import pytest
@@ -219,6 +220,45 @@ def test_lock_satisfies_the_requirements(name: str) -> None:
     for wanted in requirements(LOCKS[name]):
         pins = locked[canonicalize_name(wanted.name)]
         assert any(wanted.specifier.contains(next(iter(pin.specifier)).version) for pin in pins), wanted
+
+
+COPYLEFT = re.compile(
+    r"\b(A|L)?GPL|General Public|\bEUPL|\bSSPL|\bOSL|Sleepycat|CC-BY-N[CD]|Commons Clause|\bBUSL",
+    re.IGNORECASE,
+)
+
+
+def licence(metadata: Message) -> str:
+    """What a distribution says of its licence: expression, classifiers, and the start of the old field."""
+    classifiers = [c for c in metadata.get_all("Classifier") or [] if c.startswith("License")]
+    return " ".join([metadata["License-Expression"] or "", *classifiers, (metadata["License"] or "")[:60]])
+
+
+def test_no_dependency_is_strongly_copyleft() -> None:
+    """Of what the extras `cpu` and `standard` install here."""
+    found: dict[str, str] = {}
+    todo = [Requirement("lookalike[cpu,standard]")]
+    while todo:
+        wanted = todo.pop()
+        name = f"{canonicalize_name(wanted.name)}{sorted(wanted.extras)}"
+        if name in found:
+            continue
+        installed = distribution(wanted.name)
+        found[name] = licence(installed.metadata)
+        extras = [{"extra": extra} for extra in ("", *wanted.extras)]
+        for text in installed.requires or []:
+            needed = Requirement(text)
+            if needed.marker is None or any(needed.marker.evaluate(extra) for extra in extras):
+                todo.append(needed)
+    assert len(found) > 80
+    assert not {name: text for name, text in found.items() if COPYLEFT.search(text)}
+
+
+@pytest.mark.parametrize("text", ["AGPL-3.0-only", "GNU General Public License v3 (GPLv3)", "LGPL-2.1"])
+def test_copyleft_is_recognized(text: str) -> None:
+    metadata = Message()
+    metadata["Classifier"] = f"License :: OSI Approved :: {text}"
+    assert COPYLEFT.search(licence(metadata))
 
 
 def test_each_extra_is_documented() -> None:
