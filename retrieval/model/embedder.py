@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import hashlib
 import json
 import os
@@ -422,7 +423,9 @@ def _read(path: Path) -> tuple[bytes, str, ModelArchive | None]:
         what = "a folder, not a model file; export a training run with `lookalike export RUN --out FILE`"
         raise InputError(f"{path}: {what}") from error
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+        is_of_disk = error.errno in (errno.EIO, errno.ENOSPC)  # rather than of what was asked for
+        kind = LookalikeError if is_of_disk else InputError
+        raise kind(f"{path}: cannot be read ({error.strerror})") from error
 
 
 # ---- metadata

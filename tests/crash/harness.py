@@ -19,6 +19,7 @@ import os
 import pickle
 import random
 import re
+import resource
 import shutil
 import signal
 import sqlite3
@@ -174,6 +175,8 @@ def run(
             os.dup2(out, 1), os.dup2(out, 2)
             os.chdir(work)
             signal.setitimer(signal.ITIMER_REAL, 0)
+            if operation.descriptors:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (operation.descriptors,) * 2)
             if at_step is not None:
                 Killer(at_step).arm(())
             main(operation.words)
@@ -189,6 +192,55 @@ def run(
         os.kill(child, signal.SIGKILL)
     with _killed_after(child, _PATIENCE):
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+class Beside:
+    """A process that repeats a command until it is stopped.
+
+    Args:
+        words: The command.
+        work: The folder.
+        log: Gets what it prints.
+    """
+
+    def __init__(self, words: tuple[str, ...], work: Path, log: Path) -> None:
+        self._stopped, self._stop = os.pipe()
+        self._log, self._child = log, os.fork()
+        if self._child == 0:
+            os.close(self._stop)
+            out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(out, 1), os.dup2(out, 2)
+            os.chdir(work)
+            os.set_blocking(self._stopped, False)
+            try:
+                while self._goes_on():
+                    with contextlib.suppress(SystemExit):
+                        main(words)
+            except BaseException:
+                traceback.print_exc()
+                sys.stderr.flush()
+            os._exit(0)
+        os.close(self._stopped)
+
+    def _goes_on(self) -> bool:
+        try:
+            return bool(os.read(self._stopped, 1))
+        except BlockingIOError:
+            return True
+
+    def stop(self) -> None:
+        """Let it end.
+
+        Raises:
+            BrokenPromiseError: It failed, other than by leaving the gallery to another writer.
+        """
+        os.close(self._stop)
+        with _killed_after(self._child, _PATIENCE):
+            os.waitpid(self._child, 0)
+        lines = self._log.read_text().splitlines()
+        bad = [line for line in lines if line.startswith("lookalike: ") and "being written by" not in line]
+        if bad or any("Traceback" in line for line in lines):
+            raise BrokenPromiseError(f"a writer beside it: {(bad or lines)[-12:]}")
 
 
 # ---- accidents
@@ -491,11 +543,15 @@ class Site:
             states = [course.before, course.after]
             reader = Reader(self.work / operation.target, states, operation.whole)
         happen = None if accident == "time" else accident_at(step, accident, self.work)
-        fsync = os.fsync
+        fsync, beside = os.fsync, None
+        if operation.beside and accident != "power":  # which ends all processes
+            beside = Beside(operation.beside, self.work, self.out / "beside.log")
         try:
             code = run(operation, self.work, happen, self.log, seconds)
         finally:
             os.fsync = fsync
+            if beside:
+                beside.stop()
         text = self.log.read_text()
         if accident in ("full", "broken") and (code == 70 or "Traceback" in text):
             raise BrokenPromiseError(f"a traceback:\n{text}")
@@ -531,10 +587,13 @@ class Site:
             if sight:
                 for key in (sight.keys & after.items.keys()) - left.items.keys():
                     raise BrokenPromiseError(f"{key} was seen, and is lost")
-        if "--repair" not in course.operation.words:
-            target = self.work / course.operation.target
-            if found := forked(lambda: [problem.what for problem in verify(target).problems]):
-                raise BrokenPromiseError(f"verify: {found}")
+        if not course.operation.is_damaged:
+            self._verify(course.operation)
+
+    def _verify(self, operation: Operation) -> None:
+        target = self.work / operation.target
+        if found := forked(lambda: [problem.what for problem in verify(target).problems]):
+            raise BrokenPromiseError(f"verify: {found}")
 
     def _repeat(self, course: Course, is_done: bool) -> None:
         """Run the command again, which completes it."""
@@ -545,6 +604,7 @@ class Site:
         left = self._look(operation)
         if left is None or not left.equals(course.after):
             raise BrokenPromiseError("run again, it leaves another state")
+        self._verify(operation)
         if others := _names(self.work) ^ course.names:
             raise BrokenPromiseError(f"run again, it leaves other files: {sorted(others)}")
 

@@ -29,7 +29,9 @@ class Operation:
         prepare: Makes the folder, which is the current one.
         whole: Whether readers and a kill see the state before or the one after, and none between.
         target: Gallery that it makes or changes.
-        is_damaged: Whether the gallery cannot be read before.
+        is_damaged: Whether the gallery is damaged before, perhaps so that it cannot be read.
+        beside: Command that another process repeats meanwhile, also as a writer, and that changes no item.
+        descriptors: Files that it may have open at once; 0 for as many as the system allows.
     """
 
     words: tuple[str, ...]
@@ -37,6 +39,8 @@ class Operation:
     whole: bool = True
     target: str = GALLERY
     is_damaged: bool = False
+    beside: tuple[str, ...] = ()
+    descriptors: int = 0
 
 
 def _pictures() -> None:
@@ -127,6 +131,22 @@ def _unindexed() -> None:
     shutil.rmtree(Path(GALLERY, "indexes"))
 
 
+def _indexed_pictures() -> None:
+    """Pictures whose index is gone."""
+    _pictures()
+    lookalike_here("index", "optimize", GALLERY, "--kind", "sq8")
+    shutil.rmtree(Path(GALLERY, "indexes"))
+
+
+def _older_database() -> None:
+    """A gallery whose database was put back from a copy: images were removed, and others added, since."""
+    _pictures()
+    shutil.copyfile(Path(GALLERY, "gallery.db"), "earlier.db")
+    lookalike_here("index", "remove", GALLERY, "--where", "label = 'red'")
+    lookalike_here("index", "add", GALLERY, "more")
+    shutil.move("earlier.db", Path(GALLERY, "gallery.db"))
+
+
 OPERATIONS = {
     "build": Operation(
         ("index", "build", "new", "photos", "--model", "model.onnx"), _pictures, whole=False, target="new"
@@ -147,6 +167,26 @@ OPERATIONS = {
     "optimize --kind hnsw": Operation(("index", "optimize", GALLERY, "--kind", "hnsw"), _vectors),
     "snapshot": Operation(("index", "snapshot", GALLERY, "copy"), _pictures, target="copy"),
     "verify --repair": Operation(("index", "verify", GALLERY, "--repair"), _unindexed, is_damaged=True),
+    "verify --repair, older database": Operation(
+        ("index", "verify", GALLERY, "--repair"), _older_database, is_damaged=True
+    ),
+    "add, index lost": Operation(
+        ("index", "add", GALLERY, "more"), _indexed_pictures, whole=False, is_damaged=True
+    ),
+    "add, beside a writer": Operation(
+        ("index", "add", GALLERY, "more"), _pictures, whole=False, beside=("index", "optimize", GALLERY)
+    ),
+    "remove, beside a writer": Operation(
+        ("index", "remove", GALLERY, "--where", "label = 'red'"),
+        _pictures,
+        beside=("index", "optimize", GALLERY),
+    ),
+    "sync, 48 descriptors": Operation(
+        ("index", "sync", GALLERY, "photos"), _changed, whole=False, descriptors=48
+    ),
+    "optimize --kind ivf-disk, in parts": Operation(
+        ("index", "optimize", GALLERY, "--kind", "ivf-disk", "--memory", "48kB"), _vectors
+    ),
     "check duplicates --remove": Operation(
         ("check", "duplicates", GALLERY, "--keep", "first", "--remove"), _copies
     ),

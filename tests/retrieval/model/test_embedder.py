@@ -477,3 +477,11 @@ def renamed_output(model_file: Path) -> bytes:
     model = onnx.load(model_file)
     del model.graph.output[0]
     return model.SerializeToString()
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file whose disk fails")
+def test_a_disk_that_fails_is_no_wrong_input() -> None:
+    """Reading the first page of a process's memory is an I/O error."""
+    with pytest.raises(LookalikeError, match=r"cannot be read \(Input/output error\)") as caught:
+        Embedder(Path("/proc/self/mem"), device="cpu")
+    assert caught.value.exit_code == 1
