@@ -28,6 +28,9 @@ from retrieval.system import HANG_UP
 settings.register_profile("lookalike", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("lookalike")
 
+# gRPC starts its threads again in a forked process, which ends some. PostgreSQL, as another user, is forked.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 # A shell's background jobs ignore SIGINT, programs under nohup SIGHUP, and so would every program that a test
 # starts. Handled signals are not inherited. (preexec_fn would fork, which threads of gRPC do not survive.)
 for number in filter(None, (signal.SIGINT, HANG_UP)):

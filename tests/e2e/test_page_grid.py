@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
 from retrieval import Gallery
 from serve.client import Client
-from tests.conftest import draw, lookalike_here
+from tests.conftest import draw, lookalike_here, wait_until
 from tests.e2e.accessibility import violations
 from tests.e2e.page_driver import search_with, visiting
 from tests.e2e.page_modules import run
@@ -266,10 +266,10 @@ def test_place_is_kept_when_all_rows_change(page: Page, change: str) -> None:
               slider.dispatchEvent(new Event('input', {bubbles: true}));
             }"""
         )
-    scroll(page, page.evaluate("scrollY"))
-    now = seen(page)
-    assert now[first][1] == pytest.approx(before[first][1], abs=2)
-    assert now[first][3] != pytest.approx(before[first][3], rel=0.01)
+    _, top, _, height = before[first]
+    # The page settles in frames of its own.
+    wait_until(lambda: first in (now := seen(page)) and now[first][3] != pytest.approx(height, rel=0.01))
+    wait_until(lambda: first in (now := seen(page)) and now[first][1] == pytest.approx(top, abs=2))
 
 
 # ---- the keyboard, the selection, the dialog, paper
