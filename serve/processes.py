@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import util
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -223,6 +224,15 @@ class _Worker(Process):
         if self._server is None:
             self._server = _Server(self.config)
         return self._server
+
+    def _healthcheck(self, timeout: float) -> bool | None:
+        """Ask whether the process serves; uvicorn's would wait the whole time for one that ends meanwhile."""
+        try:
+            self.parent_conn.send(b"ping")
+            ready = wait([self.parent_conn, self.process.sentinel], timeout)
+            return bool(self.parent_conn.recv()) if self.parent_conn in ready else None
+        except (OSError, EOFError):
+            return None
 
 
 # The supervisor has no settings for them.
