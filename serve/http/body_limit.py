@@ -1,4 +1,4 @@
-"""Body limits: size of one request, size of all requests together, and transfer rate."""
+"""Body limits: where a body ends, size of one request, size of all requests together, and transfer rate."""
 
 from __future__ import annotations
 
@@ -8,11 +8,34 @@ import time
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve.core.errors import BusyError, ServerError, SlowRequestError, TooLargeError
+from serve.core.errors import BusyError, MalformedBodyError, ServerError, SlowRequestError, TooLargeError
 from serve.http.problem import refusal
 
 _DISCONNECT: Message = {"type": "http.disconnect"}
 _CLOSE = {"Connection": "close"}
+
+
+class FramingMiddleware:
+    """ASGI middleware that refuses bodies with two ends, one by their length and one by their chunks.
+
+    A proxy that reads the other one takes the rest of the body for the request of somebody else (request
+    smuggling, RFC 9112, section 6.1). So the connection is closed, too.
+
+    Args:
+        app: The wrapped application.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        app = self._app
+        headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
+        if "content-length" in headers and "transfer-encoding" in headers:
+            error = MalformedBodyError("send Content-Length or Transfer-Encoding, not both", headers=_CLOSE)
+            app = refusal(scope, error)
+        await app(scope, receive, send)
 
 
 class BodyLimitMiddleware:

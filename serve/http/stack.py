@@ -8,7 +8,7 @@ from serve.config import Settings
 from serve.core.telemetry import Telemetry
 from serve.http.access_log import AccessLogMiddleware
 from serve.http.auth import AuthMiddleware
-from serve.http.body_limit import BodyLimitMiddleware
+from serve.http.body_limit import BodyLimitMiddleware, FramingMiddleware
 from serve.http.connections import ConnectionLimitMiddleware
 from serve.http.cors import ApiCORSMiddleware
 from serve.http.host_guard import HostGuardMiddleware
@@ -48,4 +48,4 @@ def protect(
     if settings.origins:  # outside of sign-in: browsers send preflights without credentials
         app = ApiCORSMiddleware(app, settings.origins, settings.permissions)
     app = ConnectionLimitMiddleware(app, settings.connections)
-    return TrustedProxyMiddleware(AccessLogMiddleware(app, telemetry), settings.proxies)
+    return TrustedProxyMiddleware(AccessLogMiddleware(FramingMiddleware(app), telemetry), settings.proxies)
