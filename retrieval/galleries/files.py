@@ -186,6 +186,17 @@ class FilesView(SearchableGallery):
         """Kind of the index; "flat" compares all vectors."""
         return str(self.index.card["kind"]) if self.index and self.index.usable else "flat"
 
+    @property
+    def embedder(self) -> Embedder:
+        """The gallery's own model, see `SearchableGallery`; the newest state if it was replaced meanwhile."""
+        try:
+            return super().embedder
+        except LookalikeError:
+            if not self.replaced():
+                raise
+        self.refresh()  # the folder has the model of its successor
+        return super().embedder
+
     def changed(self) -> bool:
         """Return whether anything was committed since this state; see `SearchableGallery.changed`."""
         return self.store.changed()
@@ -331,7 +342,8 @@ class FilesView(SearchableGallery):
             state: State.
             paths: Paths of the files.
             changed: Something was committed since then: all is read from the database, which has the newest
-                facts, and lacks items that were replaced or compacted.
+                facts, and lacks items that were compacted. Items that have a vector of another file since are
+                left out, but not those of which the same file was embedded again.
         """
         found, others, locate = dict[int, ItemValues](), list[int](), paths.locate
         known = [None] * len(rows) if changed else state.known.rows(rows)
@@ -343,11 +355,12 @@ class FilesView(SearchableGallery):
                 found[row] = item, locate(root, path), label, metadata, key, width, height, content
         if others:
             numbers, ids, _ = state.facts(np.array(others)).tolist()
-            items = {item.vector: item for item in self.store.items([*dict.fromkeys(ids)])}
-            for row, number in zip(others, numbers, strict=True):
-                if number in items:
-                    one = items[number]
-                    found[row] = item_values(one, locate(one.root, one.path))
+            items = {item.id: item for item in self.store.items([*dict.fromkeys(ids)]) if item.vector}
+            for row, number, item in zip(others, numbers, ids, strict=True):
+                now = items.get(item)
+                if now is None or (now.vector != number and state.known.content(row) != now.content_sha256):
+                    continue
+                found[row] = item_values(now, locate(now.root, now.path))
         return found
 
     def ids_of(self, names: Iterable[int | str]) -> list[int]:

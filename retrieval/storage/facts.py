@@ -43,6 +43,7 @@ AT_ONCE = 1 << 13  # rows encoded or copied at once
 
 # Id, the facts in the order of `Facts`, and the metadata.
 Row = tuple[Any, ...]
+_CONTENT = FACTS.index("content_sha256")
 
 
 class DamagedError(Exception):
@@ -247,6 +248,11 @@ class StoredFacts:
         left, amended = iter(known), self._amended
         rows = known if len(known) == len(at) else [next(left) if text else None for text in texts]
         return [row if row and row[1] and row[0] not in amended else None for row in rows]
+
+    def content(self, row: int) -> str | None:
+        """Return the SHA-256 of the file that the vector of a row was made from; `None` without one."""
+        (known,) = parse([*filter(None, self._texts([row]))]) or (None,)
+        return (known[_CONTENT] if known else None) or None
 
     def _texts(self, at: Sequence[int]) -> list[bytes]:
         """Return the texts of rows; an empty one where only the database has the facts."""

@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from retrieval.upkeep import bridge as module
 from retrieval.upkeep.bridge import Sample, fit_map
 from retrieval.upkeep.verify import verify
 from tests.conftest import draw, draw_classes
-from tests.retrieval.filling import unit_vectors
+from tests.retrieval.filling import new_items, unit_vectors
 from tests.serve.model import DIM, write_model
 from train.layers.folding import append_layer
 
@@ -203,6 +204,39 @@ def test_unreadable_images_stay_mapped_and_changes_are_kept(
     assert left.bridge(model, 50).result.replaced == 2
     assert Gallery.open(gallery.folder).info()["bridged"] == 0
     assert not verify(gallery.folder).problems
+
+
+def test_open_views_go_on_while_images_are_embedded_again(gallery: FileGallery, model: Embedder) -> None:
+    views = list[tuple[Gallery, np.ndarray]]()
+
+    def opened() -> None:
+        view = Gallery.open(gallery.folder)
+        views.append((view, view.embeddings().vectors))
+
+    gallery.bridge(model, 50, serving=opened)
+    ((view, mapped),) = views
+    (hits,) = view.search_vectors(mapped[:1], k=60)
+    assert len(hits) == 60, "of the same files, though all have other vectors now"
+    assert np.allclose([hit.score for hit in hits], np.sort(mapped @ mapped[0])[::-1], atol=1e-5)
+    now = Gallery.open(gallery.folder)
+    assert [item.path for item in view.items([hit.id for hit in hits]).values()] == [
+        now.item(hit.id).path for hit in hits
+    ]
+    other = new_items(["x"])[0]
+    assert isinstance(now, FileGallery)
+    with now.store.writing():
+        now.store.commit(mapped[:1], [replace(other, key="red/1.png")])
+    (left,) = view.search_vectors(mapped[:1], k=60)
+    assert len(left) == 59, "another file has the place of one"
+
+
+def test_picture_is_embedded_with_the_model_of_the_vectors(gallery: FileGallery, model: Embedder) -> None:
+    before = Gallery.open(gallery.folder)  # which has not loaded its model
+    gallery.bridge(model, 50)
+    file = Path(before.item(1).path)
+    hit = before.search(file, k=1)[0]
+    assert (hit.path, hit.score) == (str(file), pytest.approx(1, abs=1e-5))
+    assert before.embedder.fingerprint == model.fingerprint
 
 
 def test_refused_bridge_changes_nothing(gallery: FileGallery, model: Embedder, tmp_path: Path) -> None:
