@@ -6,7 +6,8 @@ that were not flushed are torn, names of files whose folder was not flushed are 
 on a full disk. Meanwhile another process searches. Then:
 
 - each item is as before or as after the command, and all of them are one of the two if the command is whole;
-- what a reader has found has the scores that brute force gives to the vectors before or after;
+- while a bridge is served, each item has the vector of the map or the new one, and none the one before;
+- what a reader has found has the scores that brute force gives to such vectors, of one model in an answer;
 - `verify` finds no damage, and nothing that a reader has seen is gone again;
 - the same command, run again, completes, and leaves the files that it leaves without an accident.
 """
@@ -26,7 +27,7 @@ import sqlite3
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -37,6 +38,8 @@ import torch  # noqa: F401  # once, before the forks: `teach` needs it
 from retrieval import Gallery
 from retrieval.cli import main
 from retrieval.errors import InputError, LookalikeError
+from retrieval.storage.manifest import read_copy
+from retrieval.upkeep import bridge
 from retrieval.upkeep.verify import verify
 from tests.crash.operations import OPERATIONS, Operation
 from tests.retrieval.killing import Killer
@@ -76,18 +79,43 @@ class State:
 
     def has(self, key: str, other: State) -> bool:
         """Whether an item is the same in another state."""
-        vectors = self.vectors[key], other.vectors.get(key)
-        return (
-            vectors[1] is not None
-            and self.items[key] == other.items[key]
-            and vectors[0].shape == vectors[1].shape
-            and np.allclose(*vectors, atol=1e-5)
-        )
+        return other.has_vector(key, self.vectors[key]) and self.items[key] == other.items[key]
+
+    def has_vector(self, key: str, vector: np.ndarray) -> bool:
+        """Whether an item has this vector."""
+        own = self.vectors.get(key)
+        return own is not None and own.shape == vector.shape and np.allclose(own, vector, atol=1e-5)
 
     def equals(self, other: State) -> bool:
         """Whether all items are the same in another state."""
         same = self.items.keys() == other.items.keys() and self.calibrated == other.calibrated
         return same and all(self.has(key, other) for key in self.items)
+
+
+# States that may be mixed, item by item; the last one has the vectors of pictures.
+Epoch = tuple[State, ...]
+
+
+def places(found: dict[str, np.ndarray], epochs: Sequence[Epoch]) -> dict[str, int]:
+    """Return of each vector the latest state that has it, counted over all epochs; one epoch has them all.
+
+    Raises:
+        BrokenPromiseError: No epoch has all vectors, or, of several epochs, one without those that it lacks.
+    """
+    first, problems = sum(map(len, epochs)), list[str]()
+    for epoch in reversed(epochs):
+        first -= len(epoch)
+        counted = [*enumerate(epoch, first)]
+        at = {
+            key: max((place for place, state in counted if state.has_vector(key, vector)), default=-1)
+            for key, vector in found.items()
+        }
+        strangers = [key for key, place in at.items() if place < 0]
+        missing = frozenset.intersection(*(frozenset(state.items) for state in epoch)) - found.keys()
+        if not strangers and not (missing and len(epochs) > 1):
+            return at
+        problems.append(f"{len(strangers)} other vectors, {len(missing)} missing")
+    raise BrokenPromiseError(f"a mixture: {'; or '.join(problems)}")
 
 
 def read_state(folder: Path) -> State | None:
@@ -175,6 +203,8 @@ def run(
             os.dup2(out, 1), os.dup2(out, 2)
             os.chdir(work)
             signal.setitimer(signal.ITIMER_REAL, 0)
+            if operation.commit_items:
+                bridge.COMMIT_ITEMS = operation.commit_items
             if operation.descriptors:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (operation.descriptors,) * 2)
             if at_step is not None:
@@ -329,12 +359,12 @@ class Sight:
 
     Attributes:
         searches: Number of searches that it made.
-        keys: Keys of the gallery that it opened last.
+        places: Keys of the gallery that it opened last, and the states that have their vectors.
         problem: The first wrong answer or exception; empty for none.
     """
 
     searches: int
-    keys: frozenset[str]
+    places: dict[str, int]
     problem: str
 
 
@@ -343,11 +373,10 @@ class Reader:
 
     Args:
         folder: The gallery.
-        states: States that it may see.
-        whole: Whether an answer is of one of them.
+        epochs: What it may see.
     """
 
-    def __init__(self, folder: Path, states: list[State], whole: bool) -> None:
+    def __init__(self, folder: Path, epochs: Sequence[Epoch]) -> None:
         self._answer, answer = os.pipe()
         stop, self._stop = os.pipe()
         self._child = os.fork()
@@ -356,7 +385,7 @@ class Reader:
                 os.close(end)
             os.set_blocking(stop, False)
             with os.fdopen(answer, "wb") as pipe:
-                _search(folder, states, whole, stop, pipe)
+                _search(folder, epochs, stop, pipe)
             os._exit(0)
         os.close(answer)
         os.close(stop)
@@ -377,21 +406,20 @@ class Reader:
         return sight
 
 
-def _search(folder: Path, states: list[State], whole: bool, stop: int, pipe: Any) -> None:
-    searches, keys, problem, stopping = 0, frozenset[str](), "", False
+def _search(folder: Path, epochs: Sequence[Epoch], stop: int, pipe: Any) -> None:
+    searches, at, problem, stopping = 0, dict[str, int](), "", False
     draw = random.Random(0)
     try:
         while not stopping:
             with contextlib.suppress(BlockingIOError):
                 stopping = bool(os.read(stop, 1))
             gallery = Gallery.open(folder)
-            ids = gallery.embeddings().ids.tolist()
-            keys = frozenset(item.key for item in gallery.items(ids).values())
-            for _ in range(4):
+            at = _looked(gallery, epochs, at)
+            for turn in range(4):
                 gallery.refresh()
-                asked = draw.choice([*(states[0].vectors.keys() & keys)])
+                asked = draw.choice([*(epochs[0][0].vectors.keys() & at.keys())])
                 with contextlib.suppress(LookupError):  # removed meanwhile
-                    _check(gallery, asked, states, whole)
+                    _check(gallery, asked, epochs, with_picture=turn == 0)
                 searches += 1
             if searches == 4:
                 pipe.write(b"x")
@@ -400,36 +428,57 @@ def _search(folder: Path, states: list[State], whole: bool, stop: int, pipe: Any
         problem = traceback.format_exc()
         if not searches:
             pipe.write(b"x")
-    pickle.dump(Sight(searches, keys, problem), pipe)
+    pickle.dump(Sight(searches, at, problem), pipe)
 
 
-def _check(gallery: Gallery, asked: str, states: list[State], whole: bool) -> None:
-    """Search with an item, and compare the scores with those of brute force in one of the states."""
+def _looked(gallery: Gallery, epochs: Sequence[Epoch], before: dict[str, int]) -> dict[str, int]:
+    """Return the states of all vectors of a gallery, none of which goes back to an earlier one."""
+    found = gallery.embeddings()
+    keys = {number: item.key for number, item in gallery.items(found.ids.tolist()).items()}
+    pairs = zip(found.ids.tolist(), found.vectors, strict=True)
+    at = places({keys[number]: vector for number, vector in pairs if number in keys}, epochs)
+    if back := [key for key, place in at.items() if place < before.get(key, 0)]:
+        raise BrokenPromiseError(f"vectors went back to an earlier state: {back[:5]}")
+    return at
+
+
+def _check(gallery: Gallery, asked: str, epochs: Sequence[Epoch], with_picture: bool) -> None:
+    """Search with an item, or with its picture if there is one, and compare the scores with brute force."""
     try:
-        hits = [(hit.key, hit.score) for hit in gallery.search_id(asked, _K)]
+        picture = Path(gallery.item(gallery.ids_of([asked])[0]).path)
+        with_picture = with_picture and picture.is_file()
+        found = gallery.search(picture, _K) if with_picture else gallery.search_id(asked, _K)
     except InputError as error:
         if "no image" in str(error) or "no item" in str(error):
             raise LookupError from error
         raise
-    expected = []
-    for state in states:
-        if asked in state.vectors:
-            query = state.vectors[asked]
-            expected.append({key: float(query @ vector) for key, vector in state.vectors.items()})
+    hits = [(hit.key, hit.score) for hit in found]
 
-    def is_right(scores: dict[str, float], key: str, score: float) -> bool:
-        return abs(scores.get(key, 9.0) - score) < _EXACT
-
-    if whole:
-        good = any(all(is_right(scores, *hit) for hit in hits) for scores in expected)
-    else:
-        queries = [state.vectors[asked] for state in states if asked in state.vectors]
-        vectors = {key: [s.vectors[key] for s in states if key in s.vectors] for key, _ in hits}
-        good = all(
-            any(abs(float(q @ v) - score) < _EXACT for q in queries for v in vectors[key])
+    def explains(epoch: Epoch) -> bool:
+        asking = epoch[-1:] if with_picture else epoch
+        queries = [state.vectors[asked] for state in asking if asked in state.vectors]
+        return all(
+            any(
+                abs(float(query @ state.vectors[key]) - score) < _EXACT
+                for query in queries
+                for state in epoch
+                if key in state.vectors
+            )
             for key, score in hits
         )
-    if not good:
+
+    def is_best(epoch: Epoch) -> bool:
+        """Whether the hits are the best ones, as far as one state or the number of images tells."""
+        if len(epochs) == 1 or len(epoch) > 1:
+            return len(epochs) == 1 or len(hits) == min(_K, len(epoch[-1].items) - (not with_picture))
+        (state,) = epoch
+        if asked not in state.vectors:
+            return False
+        others = [key for key in state.vectors if with_picture or key != asked]
+        scores = np.sort([float(state.vectors[asked] @ state.vectors[key]) for key in others])[::-1][:_K]
+        return len(hits) == len(scores) and np.allclose([score for _, score in hits], scores, atol=_EXACT)
+
+    if not any(explains(epoch) and is_best(epoch) for epoch in epochs):
         raise BrokenPromiseError(f"wrong scores for {asked}: {hits}")
 
 
@@ -445,6 +494,8 @@ class Course:
         stage: Folder before it.
         before: Gallery before it; `None` if there is none.
         after: Gallery after it.
+        mapped: Gallery when it is served by a bridge, before an image is embedded again; `None` without one.
+        mapped_at: Step at which it is.
         names: Files and folders after it.
         steps: Number of its steps.
         seconds: Time that it takes.
@@ -454,9 +505,19 @@ class Course:
     stage: Path
     before: State | None
     after: State
+    mapped: State | None
+    mapped_at: int
     names: frozenset[str]
     steps: int
     seconds: float
+
+    @property
+    def epochs(self) -> list[Epoch]:
+        """What may be seen of the gallery."""
+        given = [state for state in (self.before, self.mapped, self.after) if state is not None]
+        if self.mapped is not None:
+            return [(*given[:1],), (*given[1:],)]
+        return [(state,) for state in given] if self.operation.whole else [(*given,)]
 
 
 class Site:
@@ -498,24 +559,30 @@ class Site:
                 shutil.copytree(self.work, stage)
             self._restore(stage)
             before = self._look(operation)
-            steps = self.out / "steps"
+            steps, mapped = self.out / "steps", self.out / "mapped"
+            shutil.rmtree(mapped, ignore_errors=True)
             counter = os.open(steps, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+
+            def count(number: int) -> None:
+                os.pwrite(counter, b"%12d" % number, 0)
+                copy = read_copy(self.work / operation.target)
+                if copy is not None and copy.bridged is not None and not mapped.exists():
+                    shutil.copytree(self.work / operation.target, mapped)
+                    os.pwrite(counter, b"%12d" % number, 12)
+
             began = time.monotonic()
-            code = run(
-                operation,
-                self.work,
-                lambda number: os.pwrite(counter, b"%12d" % number, 0) and None,
-                self.log,
-            )
+            code = run(operation, self.work, count, self.log)
             seconds = time.monotonic() - began
             os.close(counter)
             if code:
                 raise BrokenPromiseError(f"{name}: exit code {code}: {self.log.read_text()}")
             after = self._look(operation)
             assert after is not None
+            between = forked(lambda: read_state(mapped)) if mapped.exists() else None
+            total, mapped_at = int(steps.read_text()[:12]), int(steps.read_text()[12:] or 0)
             names = _names(self.work)
             self._courses[name] = Course(
-                operation, stage, before, after, names, int(steps.read_text()), seconds
+                operation, stage, before, after, between, mapped_at, names, total, seconds
             )
         return self._courses[name]
 
@@ -539,9 +606,10 @@ class Site:
         operation = course.operation
         self._restore(course.stage)
         reader = None
-        if course.before is not None:
-            states = [course.before, course.after]
-            reader = Reader(self.work / operation.target, states, operation.whole)
+        # An image that cannot be read while the map is fitted makes another map.
+        is_other_map = accident in ("full", "broken") and step < course.mapped_at
+        if course.before is not None and not is_other_map:
+            reader = Reader(self.work / operation.target, course.epochs)
         happen = None if accident == "time" else accident_at(step, accident, self.work)
         fsync, beside = os.fsync, None
         if operation.beside and accident != "power":  # which ends all processes
@@ -558,14 +626,14 @@ class Site:
         if accident in ("full", "broken") and code not in (0, 1, 3):
             raise BrokenPromiseError(f"exit code {code}:\n{text}")
         sight = reader.stop() if reader else None
+        if code == 3 and operation.words[1] == "rebuild" and course.mapped is None:
+            return  # it has said that it left images out, and the gallery before is beside it
         if sight and sight.problem:
             raise BrokenPromiseError(f"a reader after {sight.searches} searches:\n{sight.problem}")
         if sight and not sight.searches:
             raise BrokenPromiseError("the reader did not search")
         left = self._look(operation)
         is_done = left is not None and left.equals(course.after)
-        if code == 3 and course.operation.words[1] == "rebuild":
-            return  # it has said that it left images out, and the gallery before is beside it
         if code != 3:
             self._judge(course, left, is_done, sight)
         self._repeat(course, is_done)
@@ -576,17 +644,17 @@ class Site:
             if before is not None:
                 raise BrokenPromiseError("the gallery is gone")
             return
-        if course.operation.whole and not is_done and not (before and left.equals(before)):
+        is_mixed = course.mapped is not None or not course.operation.whole
+        if not (is_mixed or is_done or (before and left.equals(before))):
             raise BrokenPromiseError("neither the state before nor the one after")
+        at = places(left.vectors, course.epochs)
+        states = [state for epoch in course.epochs for state in epoch]
         for key in left.items:
-            if not any(state and key in state.items and left.has(key, state) for state in (before, after)):
+            if not any(key in state.items and left.has(key, state) for state in states):
                 raise BrokenPromiseError(f"{key} is neither as before nor as after")
-        if before:
-            for key in before.items.keys() & after.items.keys() - left.items.keys():
-                raise BrokenPromiseError(f"{key} is lost")
-            if sight:
-                for key in (sight.keys & after.items.keys()) - left.items.keys():
-                    raise BrokenPromiseError(f"{key} was seen, and is lost")
+        for key, place in (sight.places if sight else {}).items():
+            if key in after.items and at.get(key, -1) < place:
+                raise BrokenPromiseError(f"{key} was seen, and is lost")
         if not course.operation.is_damaged:
             self._verify(course.operation)
 

@@ -17,6 +17,7 @@ from tests.serve.model import write_model
 
 GALLERY = "g"
 _SIGNAL = 6  # dimensions
+_BRIDGE = ("--bridge", "100", "--batch-size", "8")
 _QUICK = ("--set", "steps=5", "--set", "folds=2", "--set", "powers=[0.5]")
 
 
@@ -32,6 +33,7 @@ class Operation:
         is_damaged: Whether the gallery is damaged before, perhaps so that it cannot be read.
         beside: Command that another process repeats meanwhile, also as a writer, and that changes no item.
         descriptors: Files that it may have open at once; 0 for as many as the system allows.
+        commit_items: Images that a bridge commits at once; 0 for as many as usual.
     """
 
     words: tuple[str, ...]
@@ -41,6 +43,7 @@ class Operation:
     is_damaged: bool = False
     beside: tuple[str, ...] = ()
     descriptors: int = 0
+    commit_items: int = 0
 
 
 def _pictures() -> None:
@@ -53,6 +56,14 @@ def _pictures() -> None:
     write_model(Path("other.onnx"), note="other")
     words = ("--model", "model.onnx", "--metadata", "photos/prices.csv")
     lookalike_here("index", "build", GALLERY, "photos", *words)
+
+
+def _many_pictures() -> None:
+    """A gallery of pictures that is large enough for a bridge, and a model whose vectors no map makes."""
+    draw_classes(Path("photos"), ("red", "green", "blue", "black"), 30)
+    write_model(Path("model.onnx"))
+    write_model(Path("other.onnx"), maps=True)
+    lookalike_here("index", "build", GALLERY, "photos", "--model", "model.onnx")
 
 
 def _changed() -> None:
@@ -162,6 +173,11 @@ OPERATIONS = {
         target="new",
     ),
     "rebuild": Operation(("index", "rebuild", GALLERY, "--model", "other.onnx"), _pictures),
+    "rebuild --bridge": Operation(
+        ("index", "rebuild", GALLERY, "--model", "other.onnx", "--force", *_BRIDGE),
+        _many_pictures,
+        commit_items=16,
+    ),
     "optimize --compact": Operation(("index", "optimize", GALLERY, "--compact"), _thinned),
     "optimize --kind ivf-disk": Operation(("index", "optimize", GALLERY, "--kind", "ivf-disk"), _vectors),
     "optimize --kind hnsw": Operation(("index", "optimize", GALLERY, "--kind", "hnsw"), _vectors),
