@@ -351,6 +351,40 @@ class DistillConfig(StrictModel):
     )
 
 
+class MicConfig(StrictModel):
+    """MIC (Roth et al. 2019): an auxiliary encoder learns what images of different classes have in common.
+
+    Its surrogate classes are clusters of the training images, whose features are standardized within each
+    class. A batch has as many images again, batch.classes clusters of batch.per_class images.
+    """
+
+    clusters: int | None = Field(
+        default=None,
+        ge=2,
+        description="Number of clusters, the surrogate classes. null: off.",
+    )
+    weight: float = Field(
+        default=500.0,
+        ge=0,
+        description="Weight of the adversarial term that keeps the two encoders independent. The released "
+        "code has 2500 for CUB-200-2011, 500 for Cars196 and 250 for Stanford Online Products.",
+    )
+    dim: int | None = Field(
+        default=None, ge=1, description="Dimension of the auxiliary embedding. null: model.embedding_dim."
+    )
+    width: int = Field(
+        default=512,
+        ge=1,
+        description="Width of the hidden layer that predicts the embedding from the auxiliary one.",
+    )
+    every: int = Field(
+        default=3,
+        ge=1,
+        description="Epochs between clusterings. The first is made from the pooled features before training, "
+        "the others from the auxiliary embeddings.",
+    )
+
+
 class BatchConfig(StrictModel):
     """Batches of P classes x K images."""
 
@@ -591,6 +625,7 @@ class Config(StrictModel):
         "distillation alone, on batches of different images whatever their classes.",
     )
     distill: DistillConfig = DistillConfig()
+    mic: MicConfig = MicConfig()
     batch: BatchConfig = BatchConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
@@ -678,6 +713,19 @@ class Config(StrictModel):
                 raise InputError(
                     f"{setting}: has no effect on distillation alone; leave it out, or name a loss"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _check_mic(self) -> Config:
+        if self.mic.clusters is None:
+            return self
+        if "name" not in self.loss:
+            raise InputError("mic.clusters: clusters are learned with the loss; name one, or leave it out")
+        if self.augment.symmetries > 1:
+            raise InputError(
+                "mic.clusters: rotated images become other classes, but an image is in one cluster; leave it "
+                "out, or augment.symmetries"
+            )
         return self
 
     @model_validator(mode="after")

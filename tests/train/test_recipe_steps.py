@@ -162,6 +162,7 @@ def shrunk(name: str, dataset: DataSet) -> Config:
         "batch.per_class": min(own.batch.per_class, IMAGES),
         "batch.chunk": own.batch.chunk and 8,
         "batch.per_epoch": 2,
+        "mic.clusters": own.mic.clusters and min(own.mic.clusters, CLASSES),
         "epochs": 1,
         "loader.workers": 0,
         "device": "cpu",

@@ -10,7 +10,14 @@ import torch
 
 from retrieval.errors import ImageError
 from train.input.features import FeatureSet, Targets
-from train.input.loader import LoadedBatch, batch_share, requests, successors, unreadable_class
+from train.input.loader import (
+    Labelled,
+    LoadedBatch,
+    batch_share,
+    requests,
+    successors,
+    unreadable_class,
+)
 from train.input.views import drawn_views
 
 
@@ -63,20 +70,21 @@ class FeatureLoader:
         rows = rows[used]
         self._views, self._rows, self._seed = views, rows, seed
         self._targets, self._used = targets, used
-        self._labels, self._device = torch.from_numpy(labels), device
+        self._labels, self._device = labels, device
         self._rank, self._world_size = rank, world_size
 
     def load(
-        self, batches: Callable[[int], Iterable[np.ndarray]], epochs: Iterable[int], start: int = 0
+        self, batches: Callable[[int], Iterable[np.ndarray | Labelled]], epochs: Iterable[int], start: int = 0
     ) -> Iterator[LoadedBatch]:
         """Load epochs one after the other.
 
         Args:
-            batches: Returns all batches of an epoch, positions int64 [B].
+            batches: Returns all batches of an epoch, positions int64 [B], perhaps with labels of their own.
             epochs: Numbers of the epochs.
             start: Number of batches to skip in the first epoch.
         """
-        for epoch, batch, positions in requests(batches, epochs, start):
+        for request in requests(batches, epochs, start):
+            epoch, batch, positions = request[:3]
             count = len(positions)
             share = batch_share(count, self._rank, self._world_size)
             rows = self._rows[positions[share]]
@@ -86,7 +94,7 @@ class FeatureLoader:
                 for view, others in enumerate(self._views[1:], 1):
                     of_view = drawn == view
                     features[of_view] = others.vectors[rows[of_view]]
-            inputs, labels = torch.from_numpy(features), self._labels[positions[share]]
+            inputs, labels = torch.from_numpy(features), torch.from_numpy(request.labels(self._labels)[share])
             targets = None
             if self._targets is not None:
                 targets = self._targets.of(self._used[positions[share]]).to(self._device)

@@ -130,7 +130,7 @@ class Loader:
         return list(self._bad.values())
 
     def load(
-        self, batches: Callable[[int], Iterable[np.ndarray]], epochs: Iterable[int], start: int = 0
+        self, batches: Callable[[int], Iterable[np.ndarray | Labelled]], epochs: Iterable[int], start: int = 0
     ) -> Iterator[LoadedBatch]:
         """Load epochs one after the other; ends an earlier call whose batches were not all taken.
 
@@ -139,7 +139,7 @@ class Loader:
 
         Args:
             batches: Returns all batches of an epoch, positions int64 [B]: s N + i is image i under
-                symmetry s.
+                symmetry s. Their labels are those of the images, or come with them.
             epochs: Numbers of the epochs.
             start: Number of batches to skip in the first epoch, without reading their images.
 
@@ -190,21 +190,33 @@ def default_workers(cores: int, device_type: str, *, decodes: bool, local_size: 
     return workers if decodes else min(workers, _CACHED_WORKERS)
 
 
+class Labelled(NamedTuple):
+    """Batch with labels of its own: positions and labels, int64 [B] each."""
+
+    positions: np.ndarray
+    labels: np.ndarray
+
+
 class BatchRequest(NamedTuple):
-    """Request of one batch: positions int64 [B], as in `Loader.load`."""
+    """Request of one batch: positions int64 [B], as in `Loader.load`, and perhaps labels of its own."""
 
     epoch: int
     number: int
     positions: np.ndarray
+    own: np.ndarray | None = None
+
+    def labels(self, of_images: np.ndarray) -> np.ndarray:
+        """Return the labels of the batch, int64 [B], given those of all positions."""
+        return of_images[self.positions] if self.own is None else self.own
 
 
 def requests(
-    batches: Callable[[int], Iterable[np.ndarray]], epochs: Iterable[int], start: int
+    batches: Callable[[int], Iterable[np.ndarray | Labelled]], epochs: Iterable[int], start: int
 ) -> Iterator[BatchRequest]:
     """Yield the batches of epochs one after the other; see `Loader.load`."""
     for epoch in epochs:
-        for number, positions in islice(enumerate(batches(epoch)), start, None):
-            yield BatchRequest(epoch, number, positions)
+        for number, batch in islice(enumerate(batches(epoch)), start, None):
+            yield BatchRequest(epoch, number, *(batch if isinstance(batch, Labelled) else (batch,)))
         start = 0
 
 
@@ -277,7 +289,7 @@ class _BatchDataset(Dataset[_Prepared | _Failure]):
         bad = [(image, error.reason, error.detail) for image, error in tried.items()]
         cut = self._views if self.config.augment.views else self._new
         squares, draws = cut(request, turns, share, chosen)
-        labels = torch.from_numpy(self.labels[request.positions[share]])
+        labels = torch.from_numpy(request.labels(self.labels)[share])
         if self.augments:
             squares = apply_draws(squares, draws, self.config.preprocess.size)
         left = None if self.augments else draws

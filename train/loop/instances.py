@@ -26,6 +26,7 @@ def check_unlabelled(config: Config) -> None:
         ("linear_probe", config.linear_probe is not None),
         ("watch.split", config.watch.split is not None),
         ("model.init=lda", config.model.init == "lda"),
+        ("mic.clusters", config.mic.clusters is not None),
     ):
         if is_set:
             raise InputError(f"{setting}: needs labels, and {config.data} has none; leave it out")

@@ -14,7 +14,12 @@ from train.models.embedding_model import EmbeddingModel
 
 
 def build_optimizer(
-    model: EmbeddingModel, loss: nn.Module, config: OptimizerConfig, *, fused: bool = False
+    model: EmbeddingModel,
+    loss: nn.Module,
+    config: OptimizerConfig,
+    *,
+    auxiliary: nn.Module | None = None,
+    fused: bool = False,
 ) -> torch.optim.Optimizer:
     """Build the optimizer over all trainable parameters; a group's `initial_lr` is its peak learning rate.
 
@@ -25,12 +30,14 @@ def build_optimizer(
         model: Model to train.
         loss: Loss, whose own parameters are trained too, without weight decay.
         config: Optimizer settings.
+        auxiliary: Layers beside the head that are trained like it, but are no part of the model.
         fused: Use one fused kernel for all weights, on devices that support it.
     """
     stages = model.stages()
     rates = [config.lr * config.layer_decay ** (len(stages) - 1 - i) for i in range(len(stages))]
     groups = [_group(parameters, rate, config) for parameters, rate in zip(stages, rates, strict=True)]
-    groups.append(_group(model.head_parameters(), config.head_lr or config.lr, config))
+    beside = [] if auxiliary is None else list(auxiliary.parameters())
+    groups.append(_group([*model.head_parameters(), *beside], config.head_lr or config.lr, config))
     groups.append(
         {**_group(list(loss.parameters()), config.loss_lr or config.lr, config), "weight_decay": 0.0}
     )

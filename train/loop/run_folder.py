@@ -35,11 +35,13 @@ from torch import Tensor, nn
 from retrieval.errors import InputError
 from retrieval.files import atomic_write, link_or_copy, sha256_of
 from train import losses, settings
-from train.config import FITTED_INITS, Config
+from train.config import FITTED_INITS, Config, DistillConfig
 from train.loop.precision import resolve_precision
 from train.loop.process_group import find_device
 from train.loop.teacher import TEACHER_FILE
+from train.loop.twin_encoder import AuxiliaryEncoder
 from train.losses import Objective
+from train.losses.mic import MicObjective
 from train.models.embedding_model import EmbeddingModel
 from train.models.lora import merge_adapters
 
@@ -399,6 +401,45 @@ def initial_loss(configuration: Config, classes: int) -> Objective:
             )
     except (ValueError, TypeError) as error:
         raise InputError(f"loss: {error}") from error
+
+
+def initial_mic_loss(configuration: Config, objective: Objective, count: int) -> MicObjective:
+    """Build the loss of a configuration with `mic.clusters` around its objective.
+
+    Surrogate classes are learned with the same loss, but without its regularizers, memory and prefixes.
+
+    Args:
+        configuration: Configuration of the run.
+        objective: Objective of the classes.
+        count: Number of images of classes in a batch.
+
+    Raises:
+        InputError: The loss specification is invalid.
+    """
+    mic, dim = configuration.mic, configuration.model.embedding_dim
+    left_out = ("regularizers", "memory", "dims", "dim_weights")
+    plain = {key: value for key, value in configuration.loss.items() if key not in left_out}
+    of_surrogates = configuration.model_copy(
+        update={
+            "loss": plain,
+            "distill": DistillConfig(),
+            "model": configuration.model.model_copy(update={"embedding_dim": mic.dim or dim}),
+        }
+    )
+    auxiliary = initial_loss(of_surrogates, mic.clusters or 0)
+    return MicObjective(objective, auxiliary, mic.weight, count, (dim, mic.dim or dim))
+
+
+def initial_auxiliary(configuration: Config, model: EmbeddingModel) -> AuxiliaryEncoder:
+    """Build the auxiliary encoder of a configuration with `mic.clusters`; it depends on the seed alone.
+
+    Args:
+        configuration: Configuration of the run.
+        model: The model, for the number of its features.
+    """
+    dim, mic = configuration.model.embedding_dim, configuration.mic
+    with _seeded(configuration.seed):
+        return AuxiliaryEncoder(model.locations * model.backbone.channels, mic.dim or dim, mic.width, dim)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from itertools import islice
@@ -33,6 +33,7 @@ from train.loop.processes import LONGEST_START
 from train.loop.run_folder import Run
 from train.loop.shared_images import ImageSource
 from train.loop.step import Step
+from train.loop.surrogate_classes import SurrogateClasses
 from train.loop.tracking import WATCHED, Throughput, Tracker, WaitingHint
 from train.loop.training_data import TrainingData
 from train.loop.validation import Validator, Watcher
@@ -88,10 +89,12 @@ class Trainer:
         self._check_steps()
 
         self.network = build_network(run, self.data, self.group, show_progress=self.show)
-        model, loss, backbone = self.network.model, self.network.loss, self.network.backbone
-        self.optimizer = build_optimizer(model, loss, config.optimizer, fused=device.type == "cuda")
+        loss, backbone, auxiliary = self.network.loss, self.network.backbone, self.network.auxiliary
+        self.optimizer = build_optimizer(
+            self.network.model, loss, config.optimizer, auxiliary=auxiliary, fused=device.type == "cuda"
+        )
         self.take_step = Step(
-            model if backbone is None else model.projection,
+            self.network.trained,
             loss,
             self.optimizer,
             self.group,
@@ -112,6 +115,7 @@ class Trainer:
         self.validator = Validator(self.data, source)
         self.watcher = Watcher(dataset, self.data, source) if config.watch.split else None
         self.hard = HardClasses(self.data, source, config) if config.batch.hard_classes else None
+        self.surrogates = SurrogateClasses(self.data, source, config) if config.mic.clusters else None
         self.epoch, self.step, self.choice = 0, 0, EpochChoice(config)
         self.signs = WarningSigns()
 
@@ -129,7 +133,7 @@ class Trainer:
     def bad_files(self) -> list[ImageError]:
         """Errors of unreadable images: all validation and watched images, the training images used so far."""
         watched = self.watcher.bad if self.watcher else []
-        mined = self.hard.bad if self.hard is not None else []
+        mined = [error for part in (self.hard, self.surrogates) if part is not None for error in part.bad]
         errors = [*self.validator.bad, *watched, *mined, *self.loader.bad]
         return list({error.source: error for error in errors}.values())
 
@@ -159,7 +163,8 @@ class Trainer:
                 progress.write(_PIXELS_HINT)
             if has_adapters(self.network.model) and not resume:
                 progress.write(_learned_weights(self.network.model))
-            if self.hard is None:
+            waits = self.hard is not None or self.surrogates is not None
+            if not waits:
                 batches = self._load(range(self.epoch, self.epochs))
             if not resume:
                 self._observe(tracker, progress)
@@ -167,7 +172,7 @@ class Trainer:
             elif self._is_complete:
                 progress.write(f"{self.run.folder}: it is complete; there is nothing to resume")
             while not self._is_complete:
-                if self.hard is not None:  # the batches of an epoch are known when the previous one has ended
+                if waits:  # the batches of an epoch are known when the previous one has ended
                     batches = self._load(range(self.epoch, self.epoch + 1))
                 self._train_epoch(batches, progress, tracker, interruption)
                 self.epoch += 1
@@ -178,9 +183,21 @@ class Trainer:
     def _is_complete(self) -> bool:
         return self.epoch >= self.epochs or self.choice.stops
 
+    def mine(self) -> None:
+        """Measure what the batches of the next epoch depend on, with the network as it is."""
+        model, auxiliary = self.network.model, self.network.auxiliary
+        if self.hard is not None:
+            self.hard.measure(model)
+        if self.surrogates is not None and auxiliary is not None and self.surrogates.is_due(self.epoch):
+            self.surrogates.measure(model, auxiliary, self.epoch)
+
+    def batches(self, epochs: Iterable[int], start: int = 0) -> Iterator[LoadedBatch]:
+        """Load the batches of epochs, without the first `start` ones."""
+        sampler = self.sampler if self.surrogates is None else self.surrogates
+        return self.loader.load(sampler.epoch, epochs, start)
+
     def _load(self, epochs: range) -> Iterator[LoadedBatch]:
-        done = self.step - self.epoch * self.sampler.per_epoch
-        return self.loader.load(self.sampler.epoch, epochs, done)
+        return self.batches(epochs, self.step - self.epoch * self.sampler.per_epoch)
 
     @property
     def _runs_backbone_in_vain(self) -> bool:
@@ -242,6 +259,7 @@ class Trainer:
     ) -> dict[str, Any]:
         values = torch.stack(pending).tolist()
         self._check_values(values, lr)
+        own = self.config.model.embedding_dim  # others belong to the auxiliary encoder
         diagnostics = {name: float(number) for name, number in self.network.loss.diagnostics.items()}
         return {
             "step": self.step,
@@ -250,7 +268,7 @@ class Trainer:
             "lr": lr,
             **throughput.read(len(values)),
             # Mean cosine over all pairs of a batch, self-pairs included: a product of two vectors.
-            "mean_similarity": normalize(embeddings).mean(0).square().sum().item(),
+            "mean_similarity": normalize(embeddings[:, :own]).mean(0).square().sum().item(),
             # A gradient ratio is not finite if the loss had no gradient.
             **{name: number for name, number in diagnostics.items() if math.isfinite(number)},
         }
@@ -318,8 +336,8 @@ class Trainer:
         ended = self.epoch == self.epochs or self.choice.stops
         if ended and self.watcher is not None and not self.watcher.is_due(self.step):
             self._watch(tracker, progress)
-        if self.hard is not None and not ended:
-            self.hard.measure(self.network.model)
+        if not ended:
+            self.mine()
         recall = None if score is None else score.values["recall_at_1"]
         self._save_checkpoint("best" if is_best else "last", recall)
         if is_best and self.group.is_main:
@@ -398,8 +416,8 @@ class Trainer:
 
     @property
     def _modules(self) -> dict[str, nn.Module]:
-        hard = {} if self.hard is None else {"hard_classes": self.hard}
-        return self.network.modules(self.run) | hard
+        mined = {"hard_classes": self.hard, "surrogates": self.surrogates}
+        return self.network.modules(self.run) | {n: part for n, part in mined.items() if part is not None}
 
     def _summary(self) -> dict[str, Any]:
         config = self.config

@@ -127,11 +127,15 @@ class TrainingData:
 
     def require_known_batches(self) -> None:
         """Raise an InputError unless the settings alone determine the batches."""
-        if self._config.batch.hard_classes:
-            raise InputError(
-                "batch.hard_classes: the batches of this run depended on its networks and are not kept; "
-                "analyse a run without it"
-            )
+        for setting, is_set in (
+            ("batch.hard_classes", self._config.batch.hard_classes > 0),
+            ("mic.clusters", self._config.mic.clusters is not None),
+        ):
+            if is_set:
+                raise InputError(
+                    f"{setting}: the batches of this run depended on its networks and are not kept; "
+                    "analyse a run without it"
+                )
 
     def loader(self, *, show_progress: bool = False) -> Loader:
         """Build the loader of this process's share of each batch; caches decoded images if they fit."""

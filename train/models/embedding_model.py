@@ -197,9 +197,14 @@ def headless_model(config: ModelConfig, preprocess: Preprocess) -> EmbeddingMode
 
 def without_head(model: EmbeddingModel) -> EmbeddingModel:
     """Return a network that shares the backbone and whose embedding is its pooled features."""
-    bare = model.with_own_head()
-    bare.add_module("head", nn.Identity())
-    return bare.eval()
+    return with_head(model, nn.Identity())
+
+
+def with_head(model: EmbeddingModel, head: nn.Module) -> EmbeddingModel:
+    """Return a network that shares the backbone and has another head, in evaluation mode."""
+    other = model.with_own_head()
+    other.add_module("head", head)
+    return other.eval()
 
 
 def synchronise_batch_norm(model: EmbeddingModel) -> None:

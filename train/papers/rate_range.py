@@ -180,13 +180,11 @@ def measure_rates(
 
 def _losses(trainer: Trainer, factors: Sequence[float]) -> Iterator[float]:
     """Yield the loss of a step with each factor on the learning rates, NaN if embeddings overflow."""
-    if trainer.hard is not None:
-        trainer.hard.measure(trainer.network.model)
+    trainer.mine()
     trainer.network.model.train()
     trainer.network.loss.measures_gradients = False
     with chosen_kernels(trainer.group.device, deterministic=False):
-        batches = trainer.loader.load(trainer.sampler.epoch, count())
-        for step, (factor, loaded) in enumerate(zip(factors, batches, strict=False)):
+        for step, (factor, loaded) in enumerate(zip(factors, trainer.batches(count()), strict=False)):
             set_learning_rates(trainer.optimizer, factor)
             try:
                 value, _ = trainer.take_step(loaded.inputs, loaded.labels, step, loaded.targets)

@@ -226,8 +226,6 @@ def _settings_text(name: str, row: RecipeRow | None, values: Mapping[str, Any], 
 
 def _table_command(table: RecipeTable) -> str:
     data = dict.fromkeys(row.data for row in table.rows.values() if row.reason is None)
-    if not data:
-        return "# None of its rows can be run here."
     specs = " ".join(f"--data {name}:ROOT" for name in data)
     return f"# To run it: lookalike recipes run {table.name} {specs} --out DIR"
 

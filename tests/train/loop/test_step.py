@@ -20,6 +20,7 @@ from train.loop.optimization import build_optimizer
 from train.loop.process_group import ProcessGroup
 from train.loop.processes import Processes
 from train.loop.step import Step
+from train.losses.mic import MicObjective
 from train.models.embedding_model import EmbeddingModel
 
 HERE = ProcessGroup(torch.device("cpu"))
@@ -29,6 +30,7 @@ SPECS = [
     {"name": "triplet", "mining": {"positive": "random", "negative": "random"}},
     {"name": "proxy-anchor"},
     {"name": "recall-at-k", "mixup": True},
+    {"name": "proxy-anchor", "mic": 3.0},
 ]
 CHUNKS = (None, 5)
 
@@ -51,7 +53,13 @@ def pixels() -> Tensor:
 
 def parts(spec: dict, *extra: nn.Module) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    model, loss = Network(*extra), losses.build(spec, num_classes=6, embedding_dim=8)
+    model = Network(*extra)
+    if "mic" in spec:  # the network's outputs are embeddings, auxiliary ones and their projection
+        plain = {key: value for key, value in spec.items() if key != "mic"}
+        parts_ = [losses.build(plain, num_classes=6, embedding_dim=dim) for dim in (2, 4)]
+        loss: nn.Module = MicObjective(*parts_, spec["mic"], 12, (2, 4))
+    else:
+        loss = losses.build(spec, num_classes=6, embedding_dim=8)
     return model, loss, torch.optim.SGD([*model.parameters(), *loss.parameters()], lr=0.1)
 
 

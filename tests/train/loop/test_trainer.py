@@ -90,6 +90,10 @@ RESUMED = {
     "memory": [
         "loss={name: triplet, memory: 20}", "precision=bf16", "batch.layout=at-least", "batch.chunk=5",
     ],
+    "mic": [
+        "mic={clusters: 3, every: 2, weight: 50.0}", "batch.chunk=5", "model.dropout=0.3",
+        "loss={name: margin, learn: per-class, mining: {positive: random, negative: distance-weighted}}",
+    ],
     "hard classes": ["batch={hard_classes: 0.7, group: 2, classes: 3, per_class: 4}", "loader.workers=1"],
 }  # fmt: skip
 
@@ -97,7 +101,7 @@ RESUMED = {
 @pytest.mark.parametrize(
     ("name", "after"),
     # Between epochs only the sampler and the loader are in another state.
-    [*((name, 3) for name in RESUMED), ("random", 4), ("hard classes", 4)],
+    [*((name, 3) for name in RESUMED), ("random", 4), ("hard classes", 4), ("mic", 4), ("mic", 5)],
     ids=lambda value: {3: "in the middle of an epoch", 4: "between epochs"}.get(value, value),
 )
 def test_interrupted_and_resumed_run_is_bit_identical(

@@ -1,8 +1,9 @@
-"""Every command of docs/figures.md draws its figure, on small trees in the layout of its data set."""
+"""Every command of docs/figures.md draws its figure, on small trees in the layout of its set; a table."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 from tests.conftest import lookalike_here
 from tests.train.test_recipe_steps import TREES, cars196, cub200
 from train import data
+from train.loop.run_folder import Run
 from train.papers.figures import paper_figures
 
 COMMANDS = sorted({command for figure in paper_figures() for command in figure.commands})
@@ -92,3 +94,21 @@ def test_command_draws_its_figure(command: str, place: Path) -> None:
     if out.is_dir():
         assert not list(out.glob("**/failure.txt"))
         shutil.rmtree(out)
+
+
+@pytest.mark.slow
+def test_table_with_mic_is_made(place: Path) -> None:
+    """Table 7 of DCDL: MIC alone, and with both of the paper's regularizers."""
+    small = settings(*SMALL, "mic={clusters: 5, every: 1}", "epochs=2")
+    words = ["--data", "cub200:cub200", "--data", "cars196:cars196", "--seeds", "1", "--out", "table-7"]
+    lookalike_here("recipes", "run", "dcdl/table7", *words, *small)
+    saved = json.loads((place / "table-7" / "table.json").read_text())
+    made = {row["name"].partition("/table7/")[2]: row["ours"] for row in saved["rows"] if row["seeds"]}
+    methods = ("mic-own", "mic-l", "mic-w")
+    assert set(made) == {f"{method}-{name}" for method in methods for name in ("cub200", "cars196")}
+    assert all({"nmi", "recall_at_1", "recall_at_2", "recall_at_4"} <= set(ours) for ours in made.values())
+    for method in methods:
+        run = Run.open(place / "table-7" / "cub200" / f"{method}-cub200" / "seed-0")
+        last = [record for record in run.metrics() if "loss" in record][-1]
+        assert 0 < last["correlation"] < 1
+        assert ("transport_cost" in last, "kernel_active" in last) == (method == "mic-w", method == "mic-l")

@@ -102,10 +102,6 @@ def test_rows_with_fewer_values_join_those_of_their_data_set() -> None:
     assert (len(sop), len(inshop)) == (1 + 7, 1 + 4)
 
 
-def test_table_without_a_row_to_run_has_no_command() -> None:
-    assert invoke("show", "dcdl/table7").endswith("# None of its rows can be run here.\n")
-
-
 def test_listing_needs_no_torch() -> None:
     program = (
         "import sys; from retrieval.cli import cli; "
