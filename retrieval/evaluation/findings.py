@@ -260,6 +260,59 @@ class Findings:
         )
 
 
+@dataclass(frozen=True)
+class JudgedAnswers:
+    """How well the queries are answered that have something to find by one protocol.
+
+    Attributes:
+        query: Numbers of the queries in `JudgedQueries`.
+        values: Key of the measure -> its values, one for each query; the first measure is that of the set.
+        part: Domain of each query where the number is the mean of those of all domains; else empty.
+    """
+
+    query: list[int]
+    values: dict[str, list[float]]
+    part: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class JudgedQueries:
+    """Queries with lists of what to find, and how one model answers them; columns have one entry per query.
+
+    Attributes:
+        root: Folder that paths are relative to.
+        path: Path of each query; `Findings` and its `Queries` explain it.
+        content: First 12 digits of the SHA-256 of the query's file, or of the part that is searched for.
+        thing: What it shows.
+        answers: Answers by the name of the protocol, in the order of the last results of the report.
+    """
+
+    root: str
+    path: list[str]
+    content: list[str]
+    thing: list[str]
+    answers: dict[str, JudgedAnswers]
+
+    @classmethod
+    def of(
+        cls,
+        paths: Sequence[Path],
+        contents: Sequence[str],
+        things: Sequence[str],
+        answers: dict[str, JudgedAnswers],
+    ) -> JudgedQueries:
+        """Return the queries with short paths and contents."""
+        root = common_root(paths)
+        short = [content[:_CONTENT_DIGITS] for content in contents]
+        return cls(str(root), [_relative(path, root) for path in paths], short, list(things), answers)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> JudgedQueries:
+        """Inverse of `dataclasses.asdict`, also after a round trip through JSON."""
+        answers = {name: JudgedAnswers(**fields) for name, fields in values["answers"].items()}
+        return cls(**{**values, "answers": answers})
+
+
 def find_mistakes(evaluation: Evaluation, queries: ImageSet, gallery: ImageSet) -> Findings:
     """Collect the mistakes behind an evaluation; every pass is vectorized.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from retrieval.display import Displayed
 from retrieval.errors import InputError
-from retrieval.evaluation.findings import Findings
+from retrieval.evaluation.findings import Findings, JudgedQueries
 from retrieval.evaluation.score import KS, Result
 from retrieval.evaluation.verdict import Verdict
 from retrieval.files import now, write_texts
@@ -46,6 +46,7 @@ class Report(Displayed):
             with another model; `None` without one.
         gallery_state: For a gallery evaluated on its own images,
             `SearchableGallery.state_digest` at that time; else `None`.
+        judged: Judged queries with their answers, by the protocols of the last results; `None` for others.
     """
 
     data: str
@@ -62,6 +63,7 @@ class Report(Displayed):
     findings: Findings | None = None
     gallery_state: str | None = None
     verdict: Verdict | None = None
+    judged: JudgedQueries | None = None
 
     def __repr__(self) -> str:
         known = self.headline.known
@@ -73,6 +75,20 @@ class Report(Displayed):
     def headline(self) -> Result:
         """The main result: the evaluated model, by class."""
         return next((result for result in reversed(self.results) if result.by is None), self.results[-1])
+
+    def by_protocol(self) -> dict[str, Report]:
+        """Return a report for each protocol of judged queries; itself as "" for others."""
+        if self.judged is None:
+            return {"": self}
+        found, names = {}, list(self.judged.answers)
+        for number, name in enumerate(names):
+            results = [
+                dataclasses.replace(result, name=result.name.removesuffix(f", {name}"))
+                for result in self.results[number :: len(names)]
+            ]
+            judged = dataclasses.replace(self.judged, answers={name: self.judged.answers[name]})
+            found[name] = dataclasses.replace(self, results=results, judged=judged)
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of report.json: the format number and the fields of this class.
@@ -103,6 +119,8 @@ class Report(Displayed):
             fields |= {name: tuple(fields[name]) for name in ("ks", "notes")}
             if fields["findings"] is not None:
                 fields["findings"] = Findings.from_dict(fields["findings"])
+            if fields.get("judged") is not None:
+                fields["judged"] = JudgedQueries.from_dict(fields["judged"])
             if fields.get("verdict") is not None:
                 fields["verdict"] = Verdict.from_dict(fields["verdict"])
             return cls(**fields)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from retrieval.metrics.statistics import bootstrap_intervals, class_intervals
+from retrieval.metrics.statistics import bootstrap_intervals, class_intervals, mean_of_parts
 from retrieval.metrics.table import metric_columns
 
 DECIDING = ("recall_at_1", "map_at_r")  # metrics that decide: the first hit, and all of them
@@ -51,7 +51,7 @@ class Verdict:
         theirs: Name of the other one.
         queries: Number of queries that both can answer.
         classes: Number of their classes.
-        outcome: "more" or "less" if a metric of `DECIDING` certainly gains or loses, "mixed" if one gains and
+        outcome: "more" or "less" if a metric that decides certainly gains or loses, "mixed" if one gains and
             another loses, "open" if none is certain, "same" if no query differs.
         sentence: All of it in words.
         changes: Key of the metric -> its change.
@@ -90,6 +90,9 @@ def judge(
     our_values: Mapping[str, np.ndarray],
     their_values: Mapping[str, np.ndarray],
     classes: np.ndarray,
+    *,
+    strata: np.ndarray | None = None,
+    deciding: Sequence[str] = DECIDING,
 ) -> Verdict:
     """Compare two models query by query.
 
@@ -101,28 +104,32 @@ def judge(
         their_values: Those of the other model, for the same queries; keys that one of them lacks are left
             out.
         classes: Class of each query, [N].
+        strata: Part of the data of each query, [N], if the mean of the means of all parts counts.
+        deciding: Metrics that decide.
     """
     keys = [key for key in our_values if key in their_values]
     differences = np.stack([our_values[key] - their_values[key] for key in keys], 1)  # [N, keys]
     answered = ~np.isnan(differences).any(1)
     differences, classes = differences[answered], classes[answered]
-    over_queries = bootstrap_intervals(differences).tolist()
-    over = class_intervals(differences, classes)
+    strata = None if strata is None else strata[answered]
+    over_queries = bootstrap_intervals(differences, strata=strata).tolist()
+    over = class_intervals(differences, classes, strata)
     over_classes = [None] * len(keys) if over is None else [(low, high) for low, high in over.tolist()]
     changes = {
         key: Change(mean, (low, high), others)
         for key, mean, (low, high), others in zip(
-            keys, differences.mean(0).tolist(), over_queries, over_classes, strict=True
+            keys, mean_of_parts(differences, strata).tolist(), over_queries, over_classes, strict=True
         )
     }
-    outcome: Outcome = _outcome(changes) if differences.any() else "same"
+    decisive = {key: changes[key] for key in deciding if key in changes}
+    outcome: Outcome = _outcome(decisive) if differences.any() else "same"
     count = len(np.unique(classes))
-    sentence = _sentence(ours, theirs, outcome, changes, count)
+    sentence = _sentence(ours, theirs, outcome, decisive, count)
     return Verdict(ours, theirs, len(differences), count, outcome, sentence, changes)
 
 
 def _outcome(changes: Mapping[str, Change]) -> Outcome:
-    signs = {change.sign for key, change in changes.items() if key in DECIDING} - {0}
+    signs = {change.sign for change in changes.values()} - {0}
     if len(signs) == 2:
         return "mixed"
     return "open" if not signs else "more" if signs == {1} else "less"
@@ -131,7 +138,7 @@ def _outcome(changes: Mapping[str, Change]) -> Outcome:
 def _sentence(ours: str, theirs: str, outcome: Outcome, changes: Mapping[str, Change], classes: int) -> str:
     if outcome == "same":
         return f"{ours} and {theirs} find the same for every query."
-    deciding = {c.title: changes[c.key] for c in metric_columns(changes) if c.key in DECIDING}
+    deciding = {c.title: changes[c.key] for c in metric_columns(changes)}
     certain = ", ".join(_words(title, change) for title, change in deciding.items() if change.sign)
     open_ = ", ".join(_words(title, change) for title, change in deciding.items() if not change.sign)
     scope = "with 95% confidence for other classes like these"

@@ -6,7 +6,7 @@ without an image to find is left out of the means.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,6 +94,15 @@ class RelevantRanks:
         shares: np.ndarray = found / np.maximum(np.minimum(last[:, None], ks), 1)
         return np.where(self.num_relevant[:, None] > 0, shares, np.nan)
 
+    def modified_precision(self, k: int) -> np.ndarray:
+        """Return the precision of each query among its first K, or R if it has R < K images to find.
+
+        float64 [N]; nan as above. Its mean is mMP@K of UnED (Ypsilantis et al. 2023, section 5.1).
+        """
+        depth = np.minimum(self.num_relevant, k)
+        within = self.queries[self.ranks <= depth[self.queries]]
+        return share(np.bincount(within, minlength=len(depth)), depth)
+
     def recall(self, ks: Sequence[int]) -> np.ndarray:
         """Whether one of the K first results is right: 0 or 1, float64 [N, len(ks)]; nan as above."""
         first = np.full(len(self.num_relevant), np.iinfo(np.int64).max)
@@ -101,6 +110,28 @@ class RelevantRanks:
         found: np.ndarray = np.less_equal(first[:, None], np.array(ks)).astype(np.float64)
         found[self.num_relevant == 0] = np.nan
         return found
+
+    def values(self, measures: Sequence[str]) -> np.ndarray:
+        """Return measures of each query, float64 [N, measures]; nan as above.
+
+        Args:
+            measures: Keys as in `retrieval.metrics.table`, such as "map_at_100".
+        """
+        columns = []
+        for key in measures:
+            name, _, k = key.rpartition("_at_")
+            columns.append(
+                self.trapezoid_average_precision() if key == "trapezoid_ap" else _AT_K[name](self, int(k))
+            )
+        return np.column_stack(columns)
+
+
+_AT_K: Mapping[str, Callable[[RelevantRanks, int], np.ndarray]] = {
+    "map": RelevantRanks.average_precision,
+    "modified_precision": RelevantRanks.modified_precision,
+    "precision": lambda ranks, k: ranks.precision([k])[:, 0],
+    "recall": lambda ranks, k: ranks.recall([k])[:, 0],
+}
 
 
 def rank_judged(
@@ -120,8 +151,11 @@ def rank_judged(
         for start in range(0, len(query), step):
             cosines = query[start : start + step] @ gallery.T  # [b, M]
             for judgements, found in zip(protocols, ranks, strict=True):
-                for number, row in enumerate(cosines.copy(), start):
+                for number, cosine in enumerate(cosines, start):
                     relevant = judgements.relevant[number]
+                    if not len(relevant):
+                        continue
+                    row = cosine.copy()
                     positive = -np.sort(-row[relevant])
                     row[relevant] = row[judgements.ignored[number]] = -np.inf
                     found.append(count_from(row, positive - TIE) + np.arange(1, len(positive) + 1))

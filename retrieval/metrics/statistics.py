@@ -91,6 +91,7 @@ def bootstrap_intervals(
     values: np.ndarray,
     classes: np.ndarray | None = None,
     *,
+    strata: np.ndarray | None = None,
     comparisons: int = 1,
     resamples: int = RESAMPLES,
     seed: int = 0,
@@ -106,6 +107,8 @@ def bootstrap_intervals(
     Args:
         values: Values of the queries, float [N, metrics]; queries with a nan are left out.
         classes: Class of each query, [N]; `None` to resample queries.
+        strata: Part of the data that each query belongs to, [N]: the mean of the means of all parts is meant,
+            and each part is resampled for itself. The expansion is that of the smallest part.
         comparisons: Number of intervals that are to hold together, by Bonferroni's inequality.
         resamples: Number of bootstrap resamples.
         seed: Seed of the resampling.
@@ -114,18 +117,43 @@ def bootstrap_intervals(
         Lower and upper ends, float64 [metrics, 2]; nan if there are no queries, or fewer than two classes.
     """
     known = ~np.isnan(values).any(1)
-    sums = values[known]  # [units, metrics]: a unit is a query or a class
-    sizes = None
-    if classes is not None:
-        _, unit_of, sizes = np.unique(classes[known], return_inverse=True, return_counts=True)
-        sums = np.stack([np.bincount(unit_of, column, len(sizes)) for column in sums.T], 1)
-    count = len(sums)
+    values, classes = values[known], None if classes is None else classes[known]
+    groups = [np.arange(len(values))]
+    if strata is not None:
+        _, stratum = np.unique(strata[known], return_inverse=True)
+        groups = [np.flatnonzero(stratum == number) for number in range(stratum.max(initial=-1) + 1)]
+    units = [_units(values[rows], None if classes is None else classes[rows]) for rows in groups]
+    count = min((len(sums) for sums, _ in units), default=0)
     if count < (1 if classes is None else 2):
         return np.full((values.shape[1], 2), np.nan)
     tail = _LEVEL / 2 / comparisons
-    level = tail if sizes is None else _expanded_level(count, tail)
+    level = tail if classes is None else _expanded_level(count, tail)
     random = np.random.default_rng(seed)
-    means = np.empty((resamples, values.shape[1]))
+    means = np.mean([_resampled_means(sums, sizes, resamples, random) for sums, sizes in units], 0)
+    return np.quantile(means, (level, 1 - level), axis=0).T
+
+
+def mean_of_parts(values: np.ndarray, strata: np.ndarray | None) -> np.ndarray:
+    """Return the mean of the means of all parts, float64 [metrics]; arguments as above, without nan."""
+    if strata is None:
+        return np.asarray(values.mean(0))
+    return np.asarray(np.mean([values[strata == part].mean(0) for part in np.unique(strata)], 0))
+
+
+def _units(values: np.ndarray, classes: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the sums of the values of what is resampled, [units, metrics], and the queries of each."""
+    if classes is None:
+        return values, None
+    _, unit_of, sizes = np.unique(classes, return_inverse=True, return_counts=True)
+    return np.stack([np.bincount(unit_of, column, len(sizes)) for column in values.T], 1), sizes
+
+
+def _resampled_means(
+    sums: np.ndarray, sizes: np.ndarray | None, resamples: int, random: np.random.Generator
+) -> np.ndarray:
+    """Return the means of the metrics in each resample, float64 [resamples, metrics]."""
+    count = len(sums)
+    means = np.empty((resamples, sums.shape[1]))
     step = max(1, _BLOCK // count)
     for start in range(0, resamples, step):
         size = min(step, resamples - start)
@@ -134,13 +162,17 @@ def bootstrap_intervals(
         times = np.bincount(drawn.ravel(), minlength=size * count).reshape(size, count)
         queries = count if sizes is None else (times @ sizes)[:, None]
         means[start : start + size] = times @ sums / queries
-    return np.quantile(means, (level, 1 - level), axis=0).T
+    return means
 
 
-def class_intervals(values: np.ndarray, classes: np.ndarray) -> np.ndarray | None:
-    """Return `bootstrap_intervals` over classes; `None` with fewer than `LEAST_CLASSES` of them."""
-    answered = classes[~np.isnan(values).any(1)]
-    return bootstrap_intervals(values, classes) if len(np.unique(answered)) >= LEAST_CLASSES else None
+def class_intervals(
+    values: np.ndarray, classes: np.ndarray, strata: np.ndarray | None = None
+) -> np.ndarray | None:
+    """Return `bootstrap_intervals` over classes; `None` with fewer than `LEAST_CLASSES`, in any stratum."""
+    known = ~np.isnan(values).any(1)
+    parts = np.zeros(len(classes), np.int64) if strata is None else strata
+    fewest = min((len(np.unique(classes[known & (parts == part)])) for part in np.unique(parts)), default=0)
+    return bootstrap_intervals(values, classes, strata=strata) if fewest >= LEAST_CLASSES else None
 
 
 def _expanded_level(count: int, tail: float) -> float:

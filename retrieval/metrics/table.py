@@ -175,6 +175,22 @@ METRICS = [
         meaning="area below the curve of precision and recall, for queries with lists of images to find",
     ),
     Metric(
+        key="modified_precision_at_{k}",
+        title="mMP@{k}",
+        meaning="precision in the top {k}, or in the top R if there are only R images to find",
+    ),
+    Metric(
+        key="gap",
+        title="GAP",
+        meaning="average precision of the recognized things in the order of their confidence, with queries "
+        "of unknown things",
+    ),
+    Metric(
+        key="gap_of_known",
+        title="GAP-",
+        meaning="the same without queries of unknown things",
+    ),
+    Metric(
         key="nmi",
         title="NMI",
         meaning="agreement of k-means clusters with the classes",

@@ -102,8 +102,7 @@ def summary_sentence(report: Report) -> str:
         if "recall_at_1" in found
     ]
     between = f" (95% confidence: {', '.join(ranges)})" if ranges else ""
-    is_judged = any(key.startswith("map_at_") and key != "map_at_r" for key in headline.values)
-    right = "one of the images that they should find" if is_judged else "an image of their own class"
+    right = "one of the images that they should find" if report.judged else "an image of their own class"
     found = f"{100 * recall:.0f} of 100 queries find {right} first{between}"
     rivals = [
         (rival.known["recall_at_1"], rival.title)

@@ -103,8 +103,9 @@ def evaluate(
     been evaluated with another model, a sentence says whether the model certainly finds more.
 
     Instance retrieval is measured with judged queries: --data judged:DIR, roxford5k:ROOT, rparis6k:ROOT,
-    gldv2:ROOT or ilias:ROOT. Each query has a list of images to find among distractors, and the report has
-    mAP by protocol. A gallery is searched with its index, and with --rerank, if given.
+    gldv2:ROOT, ilias:ROOT, uned:ROOT or met:ROOT. Each query has a list of images to find among distractors,
+    and the report has the measures of the set by protocol. A gallery is searched with its index, and with
+    --rerank, if given.
 
     With --order, --diversity or --rerank, up to 2,000 images of a gallery also search it with and without
     them, and the differences say what they cost: hits of the right label among the first ten.

@@ -6,11 +6,12 @@ This is how instance retrieval is measured. The sets are not for training, as th
 from __future__ import annotations
 
 import csv
+import json
 import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
@@ -21,9 +22,12 @@ from retrieval.errors import ImageError, InputError
 from retrieval.images.load import load_image
 from retrieval.ingest.sources import scan
 from retrieval.metrics.judged import Judgements
+from retrieval.metrics.recognition import UNKNOWN
 from retrieval.storage.planning import ImageFile
 
-KS = (1, 5, 10)  # of recall, or of precision, in a report
+REVISITED = ("trapezoid_ap", "precision_at_1", "precision_at_5", "precision_at_10")
+RECOGNITION = ("gap", "gap_of_known", "recall_at_1")
+UNIVERSAL = ("modified_precision_at_5", "recall_at_1")
 _DISTRACTORS = "distractors"  # folder of a set with further images, which answer no query
 _RIGHT, _EASY, _HARD, _IGNORED = "relevant", "easy", "hard", "ignored"
 Box = tuple[float, float, float, float]
@@ -35,7 +39,8 @@ class JudgedQuery:
 
     Attributes:
         path: Image file.
-        thing: What it shows. Intervals for other things resample all queries of one together.
+        thing: What it shows; "" if nothing of the gallery. Intervals for other things resample all queries of
+            one together.
         box: The part of the image that is searched for: left, top, right and bottom in pixels; `None`: all.
     """
 
@@ -53,15 +58,27 @@ class JudgedSet:
         queries: The queries.
         gallery: Image files that are searched, distractors among them.
         protocols: What each query should find, rows of `gallery`, by the name of the protocol.
-        k: Depth of average precision, which is reported with recall; `None` for the average precision and the
-            precision of the revisited Oxford and Paris.
+        measures: Keys of what is reported; the first is the one of the set.
+        balanced: Whether the protocols are domains, each query having one, and their mean is reported, too.
     """
 
     name: str
     queries: list[JudgedQuery]
     gallery: list[Path]
     protocols: Mapping[str, Judgements]
-    k: int | None
+    measures: Sequence[str]
+    balanced: bool = False
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """K of the measures that have one, ascending."""
+        ends = {key.rpartition("_at_")[2] for key in self.measures}
+        return tuple(sorted(int(end) for end in ends if end.isdigit()))
+
+    @property
+    def depth(self) -> int | None:
+        """Number of results that the measures look at; `None`: all."""
+        return max(self.ks) if len(self.ks) and all("_at_" in key for key in self.measures) else None
 
     @contextmanager
     def query_files(self) -> Iterator[list[Path]]:
@@ -78,6 +95,23 @@ class JudgedSet:
         except ImageError:
             return query.path  # whoever reads it reports it
         return part
+
+
+@dataclass(frozen=True)
+class RecognitionSet(JudgedSet):
+    """Queries whose thing is named by their nearest images, with a confidence; others show unknown things.
+
+    Attributes:
+        classes: Class of each gallery image, int64 [M].
+        truth: Class of each query, int64 [N]; `retrieval.metrics.recognition.UNKNOWN` for unknown things.
+        validation: Image files of the queries on which the confidence is fitted; there may be none.
+        validation_truth: Their classes.
+    """
+
+    classes: np.ndarray = field(kw_only=True)
+    truth: np.ndarray = field(kw_only=True)
+    validation: Sequence[Path] = field(kw_only=True)
+    validation_truth: np.ndarray = field(kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -152,7 +186,11 @@ def from_folder(spec: str, folder: Path) -> JudgedSet:
         if path not in rows:
             raise InputError(f"{place}: {image}: there is no such image in {folder / 'gallery'}")
         found.add(JudgedQuery(folder / query, query), judgement, [rows[path]], place)
-    return found.as_set(spec, [*gallery, *_distractors(folder)], 100)
+    return found.as_set(spec, [*gallery, *_distractors(folder)], _at(100))
+
+
+def _at(k: int) -> tuple[str, ...]:
+    return f"map_at_{k}", "recall_at_1", "recall_at_5", "recall_at_10"
 
 
 class _Judged:
@@ -168,7 +206,7 @@ class _Judged:
         if twice := mine[judgement] & others:
             raise InputError(f"{place}: {query.path.name}: {len(twice)} images are judged in two ways")
 
-    def as_set(self, spec: str, gallery: list[Path], k: int | None) -> JudgedSet:
+    def as_set(self, spec: str, gallery: list[Path], measures: Sequence[str]) -> JudgedSet:
         protocols: dict[str, tuple[Sequence[str], Sequence[str]]]
         used = {name for mine in self._rows.values() for name, rows in mine.items() if rows}
         if not used & {_RIGHT, _EASY, _HARD}:
@@ -187,7 +225,7 @@ class _Judged:
             name: Judgements(*([self._of(mine, kinds) for mine in self._rows.values()] for kinds in sides))
             for name, sides in protocols.items()
         }
-        return JudgedSet(spec, list(self._rows), gallery, judgements, k)
+        return JudgedSet(spec, list(self._rows), gallery, judgements, measures)
 
     @staticmethod
     def _of(mine: Mapping[str, set[int]], kinds: Sequence[str]) -> np.ndarray:
@@ -213,7 +251,7 @@ def _buildings(name: str, spec: str, root: Path) -> JudgedSet:
                 found.add(query, ours, (int(row) for row in facts[theirs]), str(file))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{file}: not the judgements of {name} ({error!r})") from error
-    return found.as_set(spec, _existing([*gallery, *_distractors(home)]), None)
+    return found.as_set(spec, _existing([*gallery, *_distractors(home)]), REVISITED)
 
 
 def _landmarks(spec: str, root: Path) -> JudgedSet:
@@ -233,7 +271,7 @@ def _landmarks(spec: str, root: Path) -> JudgedSet:
         query = JudgedQuery(root.joinpath("test", *image[:3], f"{image}.jpg"), image)
         found.add(query, _RIGHT, [rows[one] for one in names], place)
         usages.append(usage.lower())
-    whole = found.as_set(spec, [*gallery, *_distractors(root)], 100)
+    whole = found.as_set(spec, [*gallery, *_distractors(root)], _at(100))
     if len(usages) != len(whole.queries):
         raise InputError(f"{file}: an image is listed twice")
     judged, nothing = whole.protocols[""], np.empty(0, np.int64)
@@ -261,7 +299,100 @@ def _objects(spec: str, root: Path) -> JudgedSet:
     if not gallery:
         raise InputError(f"{home}: no folders NAME/query and NAME/pos with images")
     distractors = [image for top in dict.fromkeys((home, root)) for image in _distractors(top)]
-    return found.as_set(spec, [*gallery, *distractors], 1000)
+    return found.as_set(spec, [*gallery, *distractors], _at(1000))
+
+
+def _domains(spec: str, root: Path) -> JudgedSet:
+    """Read UnED: info_files/DOMAIN/test.json and index.json, and images/ (Ypsilantis et al. 2023).
+
+    All domains are searched together. Where a domain has no index, its queries are searched for among the
+    others.
+    """
+    queries: list[JudgedQuery] = []
+    gallery: list[Path] = []
+    found: dict[str, tuple[list[np.ndarray], list[np.ndarray]]] = {}
+    nothing = np.empty(0, np.int64)
+    for file in sorted((root / "info_files").glob("*/test.json")):
+        name, begin = file.parent.name, len(gallery)
+        own = not file.with_name("index.json").is_file()
+        searched = _listed(file if own else file.with_name("index.json"), root)
+        rows: dict[str, list[int]] = {}
+        for row, (path, classes) in enumerate(searched, begin):
+            gallery.append(path)
+            for one in classes:
+                rows.setdefault(one, []).append(row)
+        relevant, ignored = found[name] = [nothing] * len(queries), [nothing] * len(queries)
+        for number, (path, classes) in enumerate(_listed(file, root)):
+            queries.append(JudgedQuery(path, f"{name} {' '.join(classes)}"))
+            self_ = np.array([begin + number] if own else [], np.int64)
+            right = np.unique([row for one in classes for row in rows.get(one, ())]).astype(np.int64)
+            relevant.append(np.setdiff1d(right, self_))
+            ignored.append(self_)
+    if not found:
+        raise InputError(f"{root / 'info_files'}: no folders with test.json")
+    for side in (side for sides in found.values() for side in sides):
+        side += [nothing] * (len(queries) - len(side))
+    protocols = {name: Judgements(*sides) for name, sides in found.items()}
+    return JudgedSet(spec, queries, _existing([*gallery, *_distractors(root)]), protocols, UNIVERSAL, True)
+
+
+def _exhibits(spec: str, root: Path) -> RecognitionSet:
+    """Read Met: ground_truth/ with MET_database.json, testset.json and valset.json, and images/.
+
+    Without the full database, the small one (mini_MET_database.json) is searched.
+    """
+    facts = root / "ground_truth"
+    whole = facts / "MET_database.json"
+    database = _listed(whole if whole.is_file() else facts / "mini_MET_database.json", root, "id")
+    number_of: dict[str, int] = {}
+    classes = np.array([number_of.setdefault(one, len(number_of)) for _, (one,) in database], np.int64)
+    asked = _listed(facts / "testset.json", root, "MET_id")
+    tried = _listed(facts / "valset.json", root, "MET_id") if (facts / "valset.json").is_file() else []
+    # An exhibit that the small database lacks has a number of its own, and is never found.
+    truth, validation_truth = (
+        np.array(
+            [number_of.setdefault(one[0], len(number_of)) if one else UNKNOWN for _, one in side], np.int64
+        )
+        for side in (asked, tried)
+    )
+    order, sizes = np.argsort(classes, kind="stable"), np.bincount(classes, minlength=len(number_of))
+    nothing = np.empty(0, np.int64)
+    rows = [*np.split(order, np.cumsum(sizes)[:-1]), nothing]  # of each class; the last one: `UNKNOWN`
+    relevant = [rows[number] for number in truth.tolist()]
+    return RecognitionSet(
+        spec,
+        [JudgedQuery(path, one[0] if one else "") for path, one in asked],
+        _existing([path for path, _ in database]),
+        {"": Judgements(relevant, [nothing] * len(asked))},
+        RECOGNITION,
+        classes=classes,
+        truth=truth,
+        validation=[path for path, _ in tried],
+        validation_truth=validation_truth,
+    )
+
+
+def _listed(file: Path, root: Path, key: str = "class_id") -> list[tuple[Path, list[str]]]:
+    """Return the image file and the classes of each entry of a JSON list; there may be no class."""
+    try:
+        entries = json.loads(file.read_text())
+        found = []
+        for entry in entries:
+            given = entry.get(key, [])
+            classes = [str(one) for one in (given if isinstance(given, list) else [given])]
+            found.append((_unpacked(root / "images" / entry["path"]), classes))
+    except FileNotFoundError:
+        raise InputError(f"{file}: no such file") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{file}: not a list of images with their classes ({error!r})") from error
+    return found
+
+
+def _unpacked(path: Path) -> Path:
+    """Return a file whose name some programs unpack with escapes, as those of RP2K, which are in Chinese."""
+    if str(path).isascii() or path.exists():
+        return path
+    return Path(str(path).encode("unicode-escape").decode().replace("\\u", "#U").replace("\\x", "#U00"))
 
 
 def _revisited(name: str, city: str, searched: int) -> KnownJudgedSet:
@@ -300,6 +431,24 @@ JUDGED = {
             "ROOT/distractors are searched, too"
         ),
         read=_objects,
+    ),
+    "uned": KnownJudgedSet(
+        title="cars, clothes, food, landmarks, works of art and others, UnED",
+        protocol="241,986 queries of 8 domains in one index of 1,397,126 images; mMP@5 and R@1",
+        images=1_413_476,
+        by_hand=(
+            "lay out ROOT/images/ and ROOT/info_files/ as the folder data of "
+            "https://github.com/nikosips/Universal-Image-Embeddings; fewer domains will do"
+        ),
+        read=_domains,
+    ),
+    "met": KnownJudgedSet(
+        title="works of art, Met",
+        protocol="1,003 queries of 224,408 exhibits and 18,316 of other things; GAP, GAP- and R@1",
+        images=416_440,
+        by_hand="unpack the images to ROOT/images/ and the ground truth of http://cmp.felk.cvut.cz/met/ to "
+        "ROOT/ground_truth/",
+        read=_exhibits,
     ),
 }
 

@@ -1,16 +1,18 @@
-"""Evaluation on a judged set: average precision, by protocol, of a run, a model file or a gallery."""
+"""Evaluation on a judged set, by its own measures and protocols, of a run, a model file or a gallery."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 
 from retrieval.errors import InputError
+from retrieval.evaluation.findings import JudgedAnswers, JudgedQueries
 from retrieval.evaluation.report import Report
 from retrieval.evaluation.score import Result, by_key
 from retrieval.files import sha256_of
@@ -18,15 +20,25 @@ from retrieval.galleries.searchable import SearchableGallery
 from retrieval.images.decode import EmbeddedFiles
 from retrieval.metrics import mean
 from retrieval.metrics.judged import RelevantRanks, rank_hits, rank_judged
-from retrieval.metrics.statistics import bootstrap_intervals, class_intervals
+from retrieval.metrics.ranking import exact_neighbours
+from retrieval.metrics.recognition import (
+    NEIGHBOURS,
+    UNKNOWN,
+    Neighbours,
+    fit_confidence,
+    gap_interval,
+    global_average_precision,
+)
+from retrieval.metrics.statistics import bootstrap_intervals, class_intervals, mean_of_parts
 from retrieval.model.runtime import Runtime
 from retrieval.progress import Progress
 from retrieval.search.options import EACH, SearchOptions
-from train.data.judged import KS, JudgedSet
+from train.data.judged import JudgedSet, RecognitionSet
 from train.experiments.targets import Candidate, open_target, reference_candidates
 
 _DEPTH = 10_000  # hits of a gallery that are ranked where a protocol has no depth of its own
 _AT_ONCE = 64  # queries
+_MEAN = "mean of domains"
 
 
 def evaluate_judged(
@@ -70,73 +82,195 @@ def evaluate_judged(
             if not len(asked.positions):
                 raise InputError("none of the queries could be read; check the files")
             bad |= {source[one.source]: one.detail for one in asked.bad}
-            if opened.gallery is not None and candidate in opened.candidates:
-                ranks = _search_gallery(
-                    opened.gallery, asked, judged, options or SearchOptions(), show_progress
-                )
-            else:
-                searched = _embed(candidate, judged.gallery, show_progress)
-                bad |= {one.source: one.detail for one in searched.bad}
-                ranks = _search(asked, searched, judged, show_progress)
-            things = np.array([judged.queries[number].thing for number in asked.positions])
-            results += [
-                _result(f"{candidate.name}{', ' if protocol else ''}{protocol}", found, judged.k, things)
-                for protocol, found in ranks.items()
-            ]
+            searching = opened.gallery if candidate in opened.candidates else None
+            search = _Search(candidate, asked, judged, searching, options or SearchOptions(), show_progress)
+            found = search.recognized() if isinstance(judged, RecognitionSet) else search.answered()
+            bad |= search.bad
+            results += found.results
+    queries = [judged.queries[number] for number in asked.positions]
+    paths, things = [query.path for query in queries], [query.thing for query in queries]
     return Report(
         data=judged.name,
         protocol=_protocol(judged, opened.gallery),
         images=len(judged.queries),
-        classes=len({query.thing for query in judged.queries}),
+        classes=len({query.thing for query in judged.queries} - {""}),
         fingerprint=opened.fingerprint,
         results=results,
         bad_files=sorted(bad.items()),
-        ks=KS if judged.k is None else (*KS, judged.k),
+        ks=judged.ks,
         notes=tuple(filter(None, [*(one.note for one in references), left_out])),
         seed=opened.config.get("seed"),
+        judged=JudgedQueries.of(paths, asked.contents, things, found.answers),
     )
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a candidate finds: a result for each protocol, and the answers to the queries."""
+
+    results: list[Result]
+    answers: dict[str, JudgedAnswers]
+
+
+@dataclass
+class _Search:
+    """Search of a judged set by a candidate: exactly, or of a gallery by its own index."""
+
+    candidate: Candidate
+    asked: EmbeddedFiles
+    judged: JudgedSet
+    gallery: SearchableGallery | None
+    options: SearchOptions
+    show_progress: bool
+    bad: dict[str, str] = field(default_factory=dict)  # unusable files of the gallery, with the reason
+
+    def answered(self) -> _Found:
+        """Measure by the protocols, and by the mean of those that are domains."""
+        things = np.array([self.judged.queries[number].thing for number in self.asked.positions])
+        keys = self.judged.measures
+        tables = {
+            name: ranks.values(keys)
+            for name, ranks in (self._exact() if self.gallery is None else self._indexed()).items()
+        }
+        found = {name: _answers(keys, table) for name, table in tables.items()}
+        results = [self._result(name, table, things) for name, table in tables.items()]
+        if self.judged.balanced and len(tables) > 1:
+            every = np.full((len(things), len(keys)), np.nan)
+            parts = np.full(len(things), "", dtype=object)
+            for name, table in tables.items():
+                known = ~np.isnan(table).any(1)
+                every[known], parts[known] = table[known], name
+            domains = parts.astype(str)
+            found[_MEAN] = replace(_answers(keys, every), part=parts[~np.isnan(every).any(1)].tolist())
+            results.append(self._result(_MEAN, every, things, domains))
+        return _Found(results, found)
+
+    def recognized(self) -> _Found:
+        """Measure recognition by the nearest images; its confidence is fitted on validation queries."""
+        judged = self.judged
+        assert isinstance(judged, RecognitionSet)
+        truth = judged.truth[self.asked.positions]
+        known = truth != UNKNOWN
+        # Each unknown thing is one for itself.
+        things = np.array([judged.queries[n].thing or f" {n}" for n in self.asked.positions.tolist()])
+        neighbours_of = self._neighbours()
+        found, classes = neighbours_of(self.asked.vectors), int(judged.classes.max()) + 1
+        k, sharpness = 1, 1.0  # the order is the same for any sharpness
+        tried = _embed(self.candidate, judged.validation, self.show_progress)
+        if len(tried.positions):
+            self.bad |= {one.source: one.detail for one in tried.bad}
+            k, sharpness = fit_confidence(
+                neighbours_of(tried.vectors), judged.validation_truth[tried.positions], classes
+            )
+        right, confidence = found.right(truth), found.confidence(k, sharpness, classes)
+        hits = np.where(known, right, np.nan)[:, None]
+        result = self._result("", hits, things, keys=judged.measures[2:])
+        units = np.unique(things, return_inverse=True)[1]
+        for key, asked in zip(judged.measures, (known | True, known), strict=False):
+            side = right[asked], confidence[asked], truth[asked]
+            result.values[key] = global_average_precision(side[0], side[1], known[asked])
+            for ranges, of in ((result.intervals, np.arange(len(units))), (result.class_intervals, units)):
+                ranges[key] = gap_interval(*side, np.unique(of[asked], return_inverse=True)[1])
+        return _Found([result], {"": _answers(judged.measures[2:], hits)})
+
+    def _result(
+        self,
+        protocol: str,
+        table: np.ndarray,
+        things: np.ndarray,
+        parts: np.ndarray | None = None,
+        keys: Sequence[str] = (),
+    ) -> Result:
+        value, known = mean(table), ~np.isnan(table).any(1)
+        table, things, keys = table[known], things[known], keys or self.judged.measures
+        if parts is not None:
+            parts = parts[known]
+            value = mean_of_parts(table, parts)
+        over_things = class_intervals(table, things, parts)
+        return Result(
+            f"{self.candidate.name}{', ' if protocol else ''}{protocol}",
+            dict(zip(keys, value.tolist(), strict=True)),
+            intervals=by_key(keys, bootstrap_intervals(table, strata=parts)),
+            class_intervals={} if over_things is None else by_key(keys, over_things),
+        )
+
+    def _searched(self) -> EmbeddedFiles:
+        searched = _embed(self.candidate, self.judged.gallery, self.show_progress)
+        self.bad |= {one.source: one.detail for one in searched.bad}
+        return searched
+
+    def _exact(self) -> dict[str, RelevantRanks]:
+        """Rank the images of the set exactly; those that could not be read are not found."""
+        searched, protocols = self._searched(), self.judged.protocols
+        row_of = np.full(len(self.judged.gallery), -1)
+        row_of[searched.positions] = np.arange(len(searched.positions))
+        readable = [one.moved(self.asked.positions, row_of) for one in protocols.values()]
+        found = rank_judged(self.asked.vectors, searched.vectors, readable, show_progress=self.show_progress)
+        return {
+            name: replace(ranks, num_relevant=one.num_relevant[self.asked.positions])
+            for (name, one), ranks in zip(protocols.items(), found, strict=True)
+        }
+
+    def _indexed(self) -> dict[str, RelevantRanks]:
+        """Search a gallery by its own index, once for all protocols."""
+        assert self.gallery is not None
+        ids = _ids(self.gallery, self.judged, self.show_progress)
+        protocols = {
+            name: one.moved(self.asked.positions, ids) for name, one in self.judged.protocols.items()
+        }
+        beside = max(len(rows) for one in protocols.values() for rows in one.ignored)
+        rows, _ = self._hits(self.asked.vectors, (self.judged.depth or _DEPTH) + beside)
+        return {name: rank_hits(rows, int(rows.max()) + 1, one) for name, one in protocols.items()}
+
+    def _hits(self, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of the hits of each query, best first, -1 beyond the last one, and their scores."""
+        assert self.gallery is not None
+        depth = min(len(self.gallery), k)
+        wanted = replace(self.options, k=depth, group_by=self.options.group_by or EACH, calibrated=False)
+        ids, scores = np.full((len(vectors), depth), -1), np.zeros((len(vectors), depth))
+        with Progress("searching", len(ids), "queries", show=self.show_progress) as progress:
+            for start in range(0, len(ids), _AT_ONCE):
+                found = self.gallery.find(vectors[start : start + _AT_ONCE], wanted)
+                for number, hits in enumerate(found, start):
+                    ids[number, : len(hits)] = [hit.id for hit in hits]
+                    scores[number, : len(hits)] = [hit.score for hit in hits]
+                progress.update(len(found))
+        return ids, scores
+
+    def _neighbours(self) -> Callable[[np.ndarray], Neighbours]:
+        """Return a function that finds the nearest images of vectors, with their classes."""
+        judged = self.judged
+        assert isinstance(judged, RecognitionSet)
+        most = max(NEIGHBOURS)
+        if self.gallery is None:
+            searched = self._searched()
+            classes, k = judged.classes[searched.positions], min(most, len(searched.positions))
+
+            def exact(vectors: np.ndarray) -> Neighbours:
+                scores, rows = exact_neighbours(vectors, searched.vectors, k)
+                return Neighbours(scores, classes[rows])
+
+            return exact
+        ids = _ids(self.gallery, judged, self.show_progress)
+        class_of = dict(zip(ids.tolist(), judged.classes.tolist(), strict=True)) | {-1: UNKNOWN}
+        strange = count(int(judged.classes.max()) + 1)  # other images of the gallery, each its own class
+
+        def indexed(vectors: np.ndarray) -> Neighbours:
+            found, scores = self._hits(vectors, most)
+            flat = [class_of[one] if one in class_of else next(strange) for one in found.ravel().tolist()]
+            return Neighbours(scores, np.array(flat).reshape(found.shape))
+
+        return indexed
 
 
 def _embed(candidate: Candidate, files: Sequence[Path], show_progress: bool) -> EmbeddedFiles:
     return candidate.embed(files, files, f"embedding ({candidate.name})", show_progress=show_progress)
 
 
-def _search(
-    asked: EmbeddedFiles, searched: EmbeddedFiles, judged: JudgedSet, show_progress: bool
-) -> dict[str, RelevantRanks]:
-    """Rank the images of the set exactly; those that could not be read are not found."""
-    row_of = np.full(len(judged.gallery), -1)
-    row_of[searched.positions] = np.arange(len(searched.positions))
-    readable = [one.moved(asked.positions, row_of) for one in judged.protocols.values()]
-    found = rank_judged(asked.vectors, searched.vectors, readable, show_progress=show_progress)
-    return {
-        name: replace(ranks, num_relevant=one.num_relevant[asked.positions])
-        for (name, one), ranks in zip(judged.protocols.items(), found, strict=True)
-    }
-
-
-def _search_gallery(
-    gallery: SearchableGallery,
-    asked: EmbeddedFiles,
-    judged: JudgedSet,
-    options: SearchOptions,
-    show_progress: bool,
-) -> dict[str, RelevantRanks]:
-    """Search a gallery by its own index, once for all protocols."""
-    ids = _ids(gallery, judged, show_progress)
-    protocols = {name: one.moved(asked.positions, ids) for name, one in judged.protocols.items()}
-    beside = max(len(rows) for one in protocols.values() for rows in one.ignored)
-    depth = min(len(gallery), (judged.k or _DEPTH) + beside)
-    wanted = replace(options, k=depth, group_by=options.group_by or EACH, calibrated=False)
-    rows = np.full((len(asked.vectors), depth), -1)
-    with Progress("searching", len(rows), "queries", show=show_progress) as progress:
-        for start in range(0, len(rows), _AT_ONCE):
-            for number, hits in enumerate(
-                gallery.find(asked.vectors[start : start + _AT_ONCE], wanted), start
-            ):
-                rows[number, : len(hits)] = [hit.id for hit in hits]
-            progress.update(min(_AT_ONCE, len(rows) - start))
-    return {name: rank_hits(rows, int(rows.max()) + 1, one) for name, one in protocols.items()}
+def _answers(keys: Sequence[str], table: np.ndarray) -> JudgedAnswers:
+    known = np.flatnonzero(~np.isnan(table).any(1))
+    columns = table[known].round(6).T.tolist()
+    return JudgedAnswers(known.tolist(), dict(zip(keys, columns, strict=True)))
 
 
 def _ids(gallery: SearchableGallery, judged: JudgedSet, show_progress: bool) -> np.ndarray:
@@ -149,6 +283,8 @@ def _ids(gallery: SearchableGallery, judged: JudgedSet, show_progress: bool) -> 
     """
     sides = [(one.relevant, one.ignored) for one in judged.protocols.values()]
     rows = np.unique(np.concatenate([row for pair in sides for side in pair for row in side])).tolist()
+    if isinstance(judged, RecognitionSet):  # each image has a class
+        rows = range(len(judged.gallery))
     real = cache(os.path.realpath)  # of folders
     row_at = {(real(judged.gallery[row].parent), judged.gallery[row].name): row for row in rows}
     ids = np.full(len(judged.gallery), -1)
@@ -172,22 +308,6 @@ def _ids(gallery: SearchableGallery, judged: JudgedSet, show_progress: bool) -> 
             f"{example} among them; add them by `lookalike index add`"
         )
     return ids
-
-
-def _result(name: str, ranks: RelevantRanks, k: int | None, things: np.ndarray) -> Result:
-    if k is None:
-        headline, at_ks, title = ranks.trapezoid_average_precision(), ranks.precision(KS), "precision"
-    else:
-        headline, at_ks, title = ranks.average_precision(k), ranks.recall(KS), "recall"
-    keys = ["trapezoid_ap" if k is None else f"map_at_{k}", *(f"{title}_at_{depth}" for depth in KS)]
-    table = np.column_stack([headline, at_ks])
-    over_things = class_intervals(table, things)
-    return Result(
-        name,
-        dict(zip(keys, mean(table).tolist(), strict=True)),
-        intervals=by_key(keys, bootstrap_intervals(table)),
-        class_intervals={} if over_things is None else by_key(keys, over_things),
-    )
 
 
 def _protocol(judged: JudgedSet, gallery: SearchableGallery | None) -> str:

@@ -110,6 +110,30 @@ def test_average_precision_of_the_revisited_buildings() -> None:
             assert precision == pytest.approx(sum(rank <= depth for rank in ranks) / depth, abs=1e-12)
 
 
+def test_modified_precision_looks_at_no_more_than_can_be_found() -> None:
+    query, gallery, judgements = judged(13)
+    (found,) = rank_judged(query, gallery, [judgements])
+    for k in KS:
+        for number, relevant in enumerate(judgements.relevant):
+            depth = min(k, len(relevant))
+            first = [rank for rank in expected_ranks(query, gallery, judgements, number) if rank <= depth]
+            ours = found.modified_precision(k)[number]
+            assert np.isnan(ours) if depth == 0 else ours == pytest.approx(len(first) / depth)
+
+
+def test_measures_are_chosen_by_their_keys() -> None:
+    (found,) = rank_judged(*judged(2)[:2], [judged(2)[2]])
+    keys = ("map_at_10", "trapezoid_ap", "precision_at_5", "modified_precision_at_5", "recall_at_10")
+    columns = [
+        found.average_precision(10),
+        found.trapezoid_average_precision(),
+        found.precision([5])[:, 0],
+        found.modified_precision(5),
+        found.recall([10])[:, 0],
+    ]
+    np.testing.assert_array_equal(found.values(keys), np.column_stack(columns))
+
+
 def test_recall_is_a_right_image_among_the_first() -> None:
     query, gallery, judgements = judged(5)
     found = rank_judged(query, gallery, [judgements])[0].recall(KS)

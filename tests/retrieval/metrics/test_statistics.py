@@ -15,9 +15,11 @@ from retrieval.metrics import statistics as statistics_module
 from retrieval.metrics.statistics import (
     MOST_SEEDS,
     bootstrap_intervals,
+    class_intervals,
     holm,
     mcnemar,
     mcnemar_by_class,
+    mean_of_parts,
     paired,
     pairs_for_effect,
     summarize,
@@ -285,3 +287,22 @@ def test_intervals_do_not_depend_on_the_block_size(monkeypatch: pytest.MonkeyPat
     whole = bootstrap_intervals(values)
     monkeypatch.setattr(statistics_module, "_BLOCK", 170)
     np.testing.assert_allclose(bootstrap_intervals(values), whole, atol=1e-12)
+
+
+def test_strata_are_resampled_for_themselves() -> None:
+    """The mean of the means of the parts, and how much it varies, against loops and the exact variance."""
+    random = np.random.default_rng(0)
+    sizes, spread = (400, 60), (0.1, 0.2)
+    strata = np.repeat(["large", "small"], sizes)
+    values = np.concatenate([random.normal(m, s, n) for m, s, n in zip((0, 5), spread, sizes, strict=True)])
+    table, classes = values[:, None], np.arange(len(values)) // 2
+    parts = [values[strata == name] for name in ("large", "small")]
+    assert mean_of_parts(table, strata)[0] == pytest.approx(sum(part.mean() for part in parts) / 2)
+    ((low, high),) = bootstrap_intervals(table, strata=strata, resamples=4000)
+    deviation = sum(part.var() / len(part) for part in parts) ** 0.5 / 2
+    assert (high - low) / (2 * 1.96 * deviation) == pytest.approx(1, abs=0.06)
+    ((low, high),) = bootstrap_intervals(table)  # the share of the parts varies as well
+    assert high - low > 3 * 2 * 1.96 * deviation
+    over = class_intervals(table, classes, strata)
+    assert over is not None
+    assert class_intervals(table[395:], classes[395:], strata[395:]) is None  # three classes of one part

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 from pathlib import Path
@@ -14,7 +15,7 @@ from PIL import Image
 from retrieval import InputError
 from tests.conftest import draw
 from train import data
-from train.data.judged import JudgedSet, load_judged
+from train.data.judged import JudgedSet, RecognitionSet, load_judged
 
 
 def write_image(file: Path) -> None:
@@ -45,7 +46,7 @@ def test_revisited_buildings(tmp_path: Path, inside: bool) -> None:
     write_image(root / "distractors" / "far" / "away.jpg")
     found = load_judged(f"roxford5k:{root if inside else tmp_path}")
     assert found
-    assert found.k is None
+    assert found.depth is None
     assert [path.name for path in found.gallery][-2:] == ["view.jpg", "away.jpg"]
     assert [query.thing for query in found.queries] == ["all_souls", "bodleian"]
     assert lists(found, "easy") == [([1, 3], [0, 2]), ([], [4])]
@@ -82,7 +83,7 @@ def test_landmarks(tmp_path: Path) -> None:
     table.write_text("id,images,Usage\n0f0,cc3 aa1,Private\n2f2,None,Ignored\n1f1,bb2,Public\n")
     found = load_judged(f"gldv2:{tmp_path}")
     assert found
-    assert found.k == 100
+    assert found.measures[0] == "map_at_100"
     assert [query.path.name for query in found.queries] == ["0f0.jpg", "1f1.jpg"]
     assert all(path.is_file() for path in [*found.gallery, *(query.path for query in found.queries)])
     assert list(found.protocols) == ["public", "private"]
@@ -102,10 +103,67 @@ def test_objects(tmp_path: Path) -> None:
     write_image(tmp_path / "distractors" / "00" / "x.jpg")
     found = load_judged(f"ilias:{tmp_path}")
     assert found
-    assert found.k == 1000
+    assert found.measures[0] == "map_at_1000"
     assert [path.name for path in found.gallery] == ["P000_00.jpg", "P999_00.jpg", "P999_01.jpg", "x.jpg"]
     assert [query.thing for query in found.queries] == ["bold_bimp_000", "bold_bimp_000", "zippy_999"]
     assert lists(found, "") == [([0], []), ([0], []), ([1, 2], [])]
+
+
+def write_lists(folder: Path, **lists: list[dict[str, Any]]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, entries in lists.items():
+        (folder / f"{name}.json").write_text(json.dumps(entries))
+
+
+def test_domains(tmp_path: Path) -> None:
+    """A domain with an index, and one whose queries are searched for among the others."""
+
+    def entry(name: str, *classes: int) -> dict[str, Any]:
+        write_image(tmp_path / "images" / name)
+        return {"path": name, "class_id": classes[0] if len(classes) == 1 else list(classes)}
+
+    cars = [entry("cars/a.jpg", 7), entry("cars/b.jpg", 8), entry("cars/c.jpg", 7)]
+    write_lists(tmp_path / "info_files" / "cars", test=cars, train=[])
+    index = [entry("art/i/a.jpg", 7), entry("art/i/b.jpg", 8), entry("art/i/#U6d77_#U00e9.jpg", 9)]
+    index[2]["path"] = "art/i/\u6d77_\u00e9.jpg"  # as some programs unpack it
+    write_lists(tmp_path / "info_files" / "art", test=[entry("art/q.jpg", 8, 9)], index=index)
+    found = load_judged(f"uned:{tmp_path}")
+    assert found
+    assert found.measures == ("modified_precision_at_5", "recall_at_1")
+    assert found.depth == 5
+    assert [path.name for path in found.gallery[:2]] == ["a.jpg", "b.jpg"]
+    assert found.gallery[2].is_file()
+    assert [query.thing for query in found.queries] == ["art 8 9", "cars 7", "cars 8", "cars 7"]
+    assert lists(found, "art") == [([1, 2], []), ([], []), ([], []), ([], [])]
+    assert lists(found, "cars") == [([], []), ([5], [3]), ([], [4]), ([3], [5])]
+    (tmp_path / "info_files" / "cars" / "test.json").write_text('[{"class_id": 3}]')
+    with pytest.raises(InputError, match=r"test\.json: not a list of images .*'path'.*lay out ROOT/images/"):
+        load_judged(f"uned:{tmp_path}")
+
+
+def test_exhibits(tmp_path: Path) -> None:
+    names = ["MET/1/a.jpg", "MET/1/b.jpg", "MET/2/a.jpg", "test_met/x.jpg", "test_met/y.jpg", "other/z.jpg"]
+    for name in names:
+        write_image(tmp_path / "images" / name)
+    database = [{"id": int(name[4]), "path": name} for name in names[:3]]
+    test = [
+        {"MET_id": 1, "path": names[3]},
+        {"path": names[5]},
+        {"MET_id": 3, "path": names[4]},  # which the small database lacks
+    ]
+    write_lists(
+        tmp_path / "ground_truth", mini_MET_database=database, testset=test, valset=[{"path": names[5]}]
+    )
+    found = load_judged(f"met:{tmp_path}")
+    assert isinstance(found, RecognitionSet)
+    assert lists(found, "") == [([0, 1], []), ([], []), ([], [])]
+    assert found.classes.tolist() == [0, 0, 1]
+    assert found.truth.tolist() == [0, -1, 2]
+    assert found.validation_truth.tolist() == [-1]
+    assert [query.thing for query in found.queries] == ["1", "", "3"]
+    (tmp_path / "ground_truth" / "testset.json").unlink()
+    with pytest.raises(InputError, match=r"testset\.json: no such file; unpack the images"):
+        load_judged(f"met:{tmp_path}")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,10 @@ import pytest
 
 from retrieval import Embedder, Gallery, InputError
 from retrieval.evaluation.report import Report
+from retrieval.metrics.recognition import Neighbours, fit_confidence, global_average_precision
 from retrieval.reports.folder import save_report
 from tests.conftest import draw, lookalike_here
-from train.data.judged import load_judged
+from train.data.judged import RecognitionSet, load_judged
 from train.experiments.judged_evaluation import evaluate_judged
 
 QUERIES = 10
@@ -127,3 +129,136 @@ def test_command_reports_by_protocol(folder: Path, model_file: Path, tmp_path: P
     assert "judged queries have none" in refused.stderr
     refused = lookalike_here("evaluate", str(model_file), *words[2:], "--rerank", "k-reciprocal", code=2)
     assert "are for a gallery" in refused.stderr
+
+
+@pytest.fixture(scope="module")
+def domains(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two domains in the layout of UnED: one with an index, one whose queries find each other."""
+    root = tmp_path_factory.mktemp("uned")
+    for domain, name, count, classes in (
+        ("cars", "test", 30, 9),
+        ("art", "test", 12, 8),
+        ("art", "index", 20, 8),
+    ):
+        entries = []
+        for number in range(count):
+            path, kind = root / "images" / domain / name / f"{number}.png", number % classes
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draw(50 * kind + number + (500 if name == "index" else 0), hue=kind + len(domain)).save(path)
+            entries.append({"path": f"{domain}/{name}/{number}.png", "class_id": kind})
+        (root / "info_files" / domain).mkdir(parents=True, exist_ok=True)
+        (root / "info_files" / domain / f"{name}.json").write_text(json.dumps(entries))
+    return root
+
+
+def expected_domains(root: Path, embedder: Embedder, tie: float) -> dict[str, tuple[float, float]]:
+    """MMP@5 and R@1 of each domain, by loops over the merged index; right images are so much less similar."""
+
+    def listed(domain: str, name: str) -> list[tuple[str, str]]:
+        entries = json.loads((root / "info_files" / domain / f"{name}.json").read_text())
+        return [(entry["path"], f"{domain} {entry['class_id']}") for entry in entries]
+
+    index = listed("art", "index") + listed("cars", "test")
+    vectors = embedder.embed([root / "images" / path for path, _ in index])
+    found = {}
+    for domain in ("art", "cars"):
+        precisions, firsts = [], []
+        for path, kind in listed(domain, "test"):
+            cosines = vectors @ embedder.embed([root / "images" / path])[0]
+            order = np.argsort(tie * np.array([one == kind for _, one in index]) - cosines.astype(float))
+            ranked = [index[row][1] == kind for row in order if index[row][0] != path]
+            depth = min(5, sum(ranked))
+            precisions.append(sum(ranked[:depth]) / depth)
+            firsts.append(float(ranked[0]))
+        found[domain] = float(np.mean(precisions)), float(np.mean(firsts))
+    return found
+
+
+def test_domains_are_searched_together(domains: Path, model_file: Path, tmp_path: Path) -> None:
+    judged = load_judged(f"uned:{domains}")
+    assert judged
+    gallery = tmp_path / "x.gallery"
+    Gallery.create(gallery, model_file).add(
+        [domains / "images" / "cars", domains / "images" / "art" / "index"]
+    )
+    # The untrained network gives some images almost the same similarity: wrong ones come first, and those of
+    # a gallery in any order.
+    worse, exact, better = (
+        expected_domains(domains, Embedder(model_file), tie) for tie in (3e-6, 1e-6, -3e-6)
+    )
+    for target, bounds in ((model_file, (exact, exact)), (gallery, (worse, better))):
+        report = evaluate_judged(target, judged)
+        names = [one.name.rpartition(", ")[2] for one in report.results]
+        assert names == ["art", "cars", "mean of domains"]
+        for name, one in zip(names, report.results, strict=True):
+            low, high = (
+                np.array({**side, "mean of domains": np.mean(list(side.values()), 0)}[name])
+                for side in bounds
+            )
+            values = np.array([one.values["modified_precision_at_5"], one.values["recall_at_1"]])
+            assert (low - 1e-9 <= values).all()
+            assert (values <= high + 1e-9).all()
+            assert one.class_intervals["recall_at_1"][0] <= values[1] <= one.class_intervals["recall_at_1"][1]
+
+
+def write_exhibits(root: Path) -> None:
+    random = np.random.default_rng(8)
+
+    def image(name: str, seed: int, hue: int) -> str:
+        (root / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+        draw(seed, hue=hue).save(root / "images" / name)
+        return name
+
+    lists: dict[str, list[dict[str, object]]] = {"MET_database": [], "testset": [], "valset": []}
+    for exhibit in range(15):
+        for number in range(1 + exhibit % 2):
+            path = image(f"MET/{exhibit}/{number}.png", 50 * exhibit + number, exhibit % 6)
+            lists["MET_database"].append({"id": 100 + exhibit, "path": path})
+    for number in range(36):
+        exhibit, name = int(random.integers(15)), "testset" if number < 24 else "valset"
+        path = image(f"test_met/{number}.png", 50 * exhibit + 5 + number, exhibit % 6)
+        lists[name].append({"MET_id": 100 + exhibit, "path": path})
+        path = image(f"test_other/{number}.png", 5000 + number, number % 6)
+        lists[name].append({"path": path})
+    (root / "ground_truth").mkdir()
+    for name, entries in lists.items():
+        (root / "ground_truth" / f"{name}.json").write_text(json.dumps(entries))
+
+
+def test_exhibits_are_recognized_with_a_confidence(model_file: Path, tmp_path: Path) -> None:
+    """R@1 by a loop; GAP by the definitions, which have their own tests, on neighbours that a loop finds."""
+    root, embedder = tmp_path / "met", Embedder(model_file)
+    write_exhibits(root)
+    judged = load_judged(f"met:{root}")
+    assert isinstance(judged, RecognitionSet)
+    vectors = embedder.embed(judged.gallery)
+    depth = min(50, len(vectors))
+
+    def neighbours(files: Sequence[Path]) -> Neighbours:
+        cosines = embedder.embed(list(files)) @ vectors.T
+        order = np.argsort(-cosines, axis=1)[:, :depth]
+        return Neighbours(np.take_along_axis(cosines, order, 1), judged.classes[order])
+
+    found, classes = neighbours([query.path for query in judged.queries]), 15
+    k, sharpness = fit_confidence(neighbours(judged.validation), judged.validation_truth, classes)
+    right, confidence = found.right(judged.truth), found.confidence(k, sharpness, classes)
+    known = judged.truth >= 0
+    gallery = tmp_path / "x.gallery"
+    Gallery.create(gallery, model_file).add([root / "images" / "MET"])
+    for target in (model_file, gallery):
+        report = evaluate_judged(target, judged)
+        (result,) = report.results
+        assert result.values["recall_at_1"] == pytest.approx(right[known].mean())
+        gaps = (
+            global_average_precision(right, confidence, known),
+            global_average_precision(right[known], confidence[known], known[known]),
+        )
+        assert (result.values["gap"], result.values["gap_of_known"]) == pytest.approx(gaps, abs=1e-6)
+        assert result.values["gap"] < result.values["gap_of_known"]
+        for key in ("gap", "gap_of_known", "recall_at_1"):
+            for low, high in (result.intervals[key], result.class_intervals[key]):
+                assert low < result.values[key] < high
+        assert (report.images, report.classes) == (48, len(set(judged.truth[known].tolist())))
+    strange = tmp_path / "y.gallery"
+    Gallery.create(strange, model_file).add([root / "images"])  # the queries find themselves: wrong things
+    assert evaluate_judged(strange, judged).headline.values["recall_at_1"] == 0
