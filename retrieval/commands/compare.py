@@ -34,7 +34,7 @@ def compare(reports: tuple[str, ...], out: Path | None, as_json: bool) -> None:
     Groups with the same seeds are compared by the paired t-test of Recall@1, others by Welch's t-test. Single
     reports are compared query by query, by McNemar's exact test, which is sensitive to small differences on
     the same images. The HTML page shows the classes that gained and lost most, and the queries that only one
-    of the models gets right.
+    of the models gets right. Reports on judged queries are compared by each protocol.
 
     Reports of different data or protocols are refused unless they share queries: the same files with the same
     classes; then a note lists the differences.

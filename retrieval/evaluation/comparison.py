@@ -12,10 +12,10 @@ import numpy as np
 
 from retrieval.display import Displayed
 from retrieval.errors import InputError
-from retrieval.evaluation.findings import Neighbour
+from retrieval.evaluation.findings import JudgedAnswers, JudgedQueries, Neighbour
 from retrieval.evaluation.report import OFF_THE_SHELF, REPORT_FILE, TRAINED_NOTE, Report, kept_reports
 from retrieval.evaluation.score import Result
-from retrieval.evaluation.verdict import Verdict, judge
+from retrieval.evaluation.verdict import DECIDING, Verdict, judge
 from retrieval.files import now
 from retrieval.galleries.database_folder import is_gallery
 from retrieval.metrics.statistics import (
@@ -168,6 +168,7 @@ class PairedComparison:
     """The first contender and another one, on the queries that all their reports share and can answer.
 
     Attributes:
+        first: Name of the first contender.
         other: Name of the other contender.
         queries: Number of shared queries.
         mcnemar: McNemar's test on these queries; `None` if one of the contenders has several runs.
@@ -181,6 +182,7 @@ class PairedComparison:
             query; `None` if unknown.
     """
 
+    first: str
     other: str
     queries: int
     mcnemar: McNemar | None
@@ -197,7 +199,12 @@ class PairedComparison:
 class Comparison(Displayed):
     """All contenders side by side; the first is the reference.
 
+    For judged queries with several protocols, a name in `rows` and `pairs` ends with the protocol, and each
+    row is compared with that of the first contender by the same protocol.
+
     Attributes:
+        first: Name of the first contender.
+        tested: Key of the metric whose tests are shown.
         data: Data set of the first contender.
         protocol: Protocol of the first contender, in one line.
         ks: Values of K in tables.
@@ -208,6 +215,8 @@ class Comparison(Displayed):
         created: Time of the comparison, ISO 8601, UTC.
     """
 
+    first: str
+    tested: str
     data: str
     protocol: str
     ks: tuple[int, ...]
@@ -234,30 +243,67 @@ def compare_reports(contenders: Sequence[Contender]) -> Comparison:
 
     If both know their queries, the first and each other contender are also compared on the queries that they
     share: same path, same bytes and same class. Single runs are compared by `verdict.judge` and by McNemar's
-    exact test, groups of runs by the paired t-test if they have the same seeds, else by Welch's.
+    exact test, groups of runs by the paired t-test if they have the same seeds, else by Welch's. Judged
+    queries are compared by each protocol that all reports have, with what they show as their class.
 
     Raises:
         InputError: Fewer than two contenders, or reports of different data that share no query.
     """
     if len(contenders) < 2:
         raise InputError("compare: it takes at least two reports; a group of runs counts as one")
+    if len({report.judged is None for contender in contenders for report in contender.reports}) > 1:
+        raise InputError("compare: only some reports know judged queries; evaluate again on the same data")
+    views = [[report.by_protocol() for report in contender.reports] for contender in contenders]
+    known = [list(view) for runs in views for view in runs]
+    protocols = [name for name in known[0] if all(name in names for names in known)]
+    if not protocols:
+        raise InputError("compare: the reports have no protocol in common; compare reports of the same data")
+    found = [
+        _compare(
+            [
+                Contender(_named(contender.name, protocol), tuple(run[protocol] for run in runs))
+                for contender, runs in zip(contenders, views, strict=True)
+            ],
+            protocol,
+        )
+        for protocol in protocols
+    ]
+    return replace(
+        found[0],
+        first=contenders[0].name,
+        rows=[row for one in found for row in one.rows],
+        pairs=[pair for one in found for pair in one.pairs],
+        notes=list(dict.fromkeys(note for one in found for note in one.notes)),
+    )
+
+
+def _named(name: str, protocol: str) -> str:
+    return f"{name}, {protocol}" if protocol else name
+
+
+def _compare(contenders: Sequence[Contender], protocol: str) -> Comparison:
+    """Compare contenders by one protocol."""
     first, *others = contenders
     keys = _query_keys(contenders)
     answers = [_shared_answers(contender, keys) for contender in contenders]
     reference = first.reports[0]
     notes = _check_comparable(contenders, answers)
     rows = [_summarize_group(first), *(_summarize_group(other, first) for other in others)]
-    rows += _summarize_baselines(contenders, rows[0])
+    baselines = _summarize_baselines(contenders, rows[0])
+    rows += [replace(row, name=_named(row.name.removesuffix(f", {protocol}"), protocol)) for row in baselines]
     pairs = [
         _compare_queries(first, answers[0], other, theirs, keys)
         for other, theirs in zip(others, answers[1:], strict=True)
         if answers[0].keys() & theirs.keys()
     ]
+    judged, findings = reference.judged, reference.findings
     return Comparison(
+        first=first.name,
+        tested=keys[_RIGHT],
         data=reference.data,
         protocol=f"{reference.images:,} query images of {reference.classes:,} classes, {reference.protocol}",
         ks=reference.ks,
-        root=reference.findings.root if reference.findings else None,
+        root=findings.root if findings else judged.root if judged else None,
         rows=rows,
         pairs=pairs,
         notes=notes,
@@ -313,11 +359,20 @@ def _paired_runs(ours: Mapping[int, Result], theirs: Mapping[int, Result], key: 
 # Query -> its metrics, means over the runs, in the order of `_query_keys`.
 _Answers = dict[_QueryKey, tuple[float, ...]]
 _RIGHT, _PRECISION = 0, 1  # columns
+_FIRST_IS_RIGHT = (TESTED, "precision_at_1")  # what the column is
 
 
 def _query_keys(contenders: Sequence[Contender]) -> list[str]:
-    """Return the metrics that all reports know query by query: at least Recall@1 and average precision."""
+    """Return the metrics that all reports know query by query, whether the first hit is right before others.
+
+    The second is average precision, or the measure of a judged set.
+    """
     known = [report for contender in contenders for report in contender.reports]
+    if known[0].judged is not None:
+        values = [set(one.values) for r in known if r.judged for one in r.judged.answers.values()]
+        measures = [key for key in known[0].headline.values if all(key in keys for keys in values)]
+        right = next((key for key in _FIRST_IS_RIGHT if key in measures), measures[0])
+        return [right, *([key for key in measures if key != right] or [right])]
     found = [report.findings for report in known if report.findings is not None]
     depth = min((findings.depth for findings in found), default=1)
     ks = [k for k in known[0].ks if 1 < k <= depth]
@@ -334,6 +389,14 @@ def _shared_answers(contender: Contender, keys: Sequence[str]) -> _Answers:
 
 
 def _answers(report: Report, keys: Sequence[str]) -> _Answers:
+    if report.judged is not None:
+        return {
+            key: tuple(values)
+            for answers in report.judged.answers.values()
+            for key, *values in zip(
+                _judged_keys(report.judged, answers), *(answers.values[key] for key in keys), strict=True
+            )
+        }
     if report.findings is None:
         return {}
     queries, names = report.findings.queries, report.findings.classes.name
@@ -348,6 +411,22 @@ def _answers(report: Report, keys: Sequence[str]) -> _Answers:
         for path, content, label, values in rows
         if values[_PRECISION] == values[_PRECISION]  # not NaN: there is an image to find
     }
+
+
+def _judged_keys(judged: JudgedQueries, answers: JudgedAnswers) -> list[_QueryKey]:
+    return [(judged.path[n], judged.content[n], judged.thing[n]) for n in answers.query]
+
+
+def _parts(report: Report, shared: Sequence[_QueryKey]) -> np.ndarray | None:
+    """Return the domain of each query; `None` where they have none."""
+    if report.judged is None:
+        return None
+    found = {
+        key: part
+        for answers in report.judged.answers.values()
+        for key, part in zip(_judged_keys(report.judged, answers), answers.part, strict=False)
+    }
+    return np.array([found[key] for key in shared]) if found else None
 
 
 def _check_comparable(contenders: Sequence[Contender], answers: Sequence[_Answers]) -> list[str]:
@@ -419,11 +498,21 @@ def _compare_queries(
         return QueryChange(path, label, right, other_right, precision, other_precision, *seen)
 
     other_by_key, first_by_key = (dict(zip(keys, values.T, strict=True)) for values in (b, a))
+    deciding = DECIDING if first.reports[0].judged is None else keys[:2]
     return PairedComparison(
+        first=first.name,
         other=other.name,
         queries=len(shared),
         mcnemar=mcnemar(b[:, _RIGHT] == 1, a[:, _RIGHT] == 1) if single else None,
-        verdict=judge(other.name, first.name, other_by_key, first_by_key, np.array(labels))
+        verdict=judge(
+            other.name,
+            first.name,
+            other_by_key,
+            first_by_key,
+            np.array(labels),
+            strata=_parts(first.reports[0], shared),
+            deciding=deciding,
+        )
         if single
         else None,
         classes=_compare_classes(labels, a[:, _RIGHT], b[:, _RIGHT], tested=single),

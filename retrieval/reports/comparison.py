@@ -16,6 +16,7 @@ from retrieval.reports.text_tables import (
     percent,
     points,
     row_p_value,
+    tested_column,
     verdict_sentence,
 )
 
@@ -51,6 +52,7 @@ def _numbers_context(comparison: Comparison) -> dict[str, Any]:
         "title": data_title(comparison.data),
         "summary": [verdict_sentence(comparison, pair) for pair in comparison.pairs],
         "names": [row.name for row in comparison.rows],
+        "tested": tested_column(comparison),
         "rows": [
             {
                 "column": column,
@@ -68,8 +70,10 @@ def _numbers_context(comparison: Comparison) -> dict[str, Any]:
 
 
 def _pair_context(comparison: Comparison, pair: PairedComparison, pick: Pick | None) -> dict[str, Any]:
-    first, root = comparison.rows[0], Path(comparison.root or ".")
-    other = next(row for row in comparison.rows if row.name == pair.other)
+    root = Path(comparison.root or ".")
+    first, other = (
+        next(row for row in comparison.rows if row.name == name) for name in (pair.first, pair.other)
+    )
     gained, lost = pair.gained_queries[:_QUERIES], pair.lost_queries[:_QUERIES]
     answers = [one for query in (*gained, *lost) for one in (query.first_answer, query.other_answer) if one]
     shown = [*(query.path for query in (*gained, *lost)), *(answer.path for answer in answers)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from retrieval import text
-from retrieval.evaluation.comparison import TESTED, Comparison, GroupSummary, PairedComparison
+from retrieval.evaluation.comparison import Comparison, GroupSummary, PairedComparison
 from retrieval.evaluation.report import Report
 from retrieval.evaluation.score import Result
 from retrieval.evaluation.verdict import DECIDING
@@ -86,14 +86,14 @@ def comparison_table(comparison: Comparison) -> str:
     """Return the main numbers of a comparison, one contender per line, then verdicts and notes."""
     keys = {key for row in comparison.rows for key in row.numbers}
     columns = shown_columns(keys, comparison.ks, brief=True)
-    reference = comparison.rows[0].name
-    head = ["", "runs", *(column.short for column in columns), f"R@1 vs. {reference}", "p"]
+    head = ["", "runs", *(column.short for column in columns)]
+    head += [f"{tested_column(comparison).short} vs. {comparison.first}", "p"]
     rows = [
         [
             row.name,
             str(row.runs),
             *(mean_and_std(row.numbers.get(column.key)) for column in columns),
-            points(row.differences.get(TESTED)),
+            points(row.differences.get(comparison.tested)),
             row_p_value(comparison, row) or "-",
         ]
         for row in comparison.rows
@@ -105,37 +105,38 @@ def comparison_table(comparison: Comparison) -> str:
 
 def verdict_sentence(comparison: Comparison, pair: PairedComparison) -> str:
     """Return which of the first and another contender finds more, in words."""
-    first = comparison.rows[0].name
+    first = pair.first
     other = next(row for row in comparison.rows if row.name == pair.other)
     if pair.identical:
         same = "find the same images, with the same similarities: they have the same embeddings"
         return f"{pair.other} and {first} {same}."
     if pair.verdict is not None:
         return pair.verdict.sentence
-    difference = other.differences.get(TESTED)
+    difference, title = other.differences.get(comparison.tested), tested_column(comparison).title
     if difference is None:
         return f"{pair.other} and {first} have no number in common."
     p = row_p_value(comparison, other)
-    words = f"{100 * abs(difference):.1f} points of Recall@1 {'above' if difference > 0 else 'below'}"
+    words = f"{100 * abs(difference):.1f} points of {title} {'above' if difference > 0 else 'below'}"
     if not difference:
-        words = "at the same Recall@1 as"
+        words = f"at the same {title} as"
     chance = f" (p {'' if p.startswith('<') else '= '}{p} over training runs, on these classes)" if p else ""
     return f"{pair.other} is {words} {first}{chance}."
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
     """Return remarks on the numbers and tests, followed by the notes of the comparison."""
-    first, *others = comparison.rows
+    first, tested, others = comparison.first, comparison.tested, comparison.rows[1:]
     notes = []
     if any(row.runs > 1 for row in comparison.rows):
         notes.append("Several runs: mean ± standard deviation.")
-    used = ["paired t-test (same seeds)"] if any(_paired_p(row) is not None for row in others) else []
-    used += ["Welch's t-test (other seeds)"] if any(TESTED in row.tests for row in others) else []
+    used = ["paired t-test (same seeds)"] if any(_paired_p(row, tested) is not None for row in others) else []
+    used += ["Welch's t-test (other seeds)"] if any(tested in row.tests for row in others) else []
     if used:
-        notes.append(f"p of several runs: {' or '.join(used)}, two-sided, of Recall@1 against {first.name}.")
+        title = tested_column(comparison).title
+        notes.append(f"p of several runs: {' or '.join(used)}, two-sided, of {title} against {first}.")
     if any(pair.mcnemar for pair in comparison.pairs):
         notes.append(
-            f"p of single runs: McNemar's exact test, two-sided, against {first.name}, on the queries that "
+            f"p of single runs: McNemar's exact test, two-sided, against {first}, on the queries that "
             "only one of the two gets right; it holds for these queries and models, not for other classes or "
             "training runs."
         )
@@ -146,15 +147,20 @@ def comparison_notes(comparison: Comparison) -> list[str]:
 
 def row_p_value(comparison: Comparison, row: GroupSummary) -> str:
     """Return p of the test of a row against the reference; empty if there is no test."""
-    p, pair = _paired_p(row), comparison.pair_of(row)
+    p, pair = _paired_p(row, comparison.tested), comparison.pair_of(row)
     if p is None:
-        test = row.tests.get(TESTED) or (pair.mcnemar if pair else None)
+        test = row.tests.get(comparison.tested) or (pair.mcnemar if pair else None)
         p = None if test is None else test.p
     return "" if p is None else p_value(p)
 
 
-def _paired_p(row: GroupSummary) -> float | None:
-    found = row.paired.get(TESTED)
+def tested_column(comparison: Comparison) -> MetricColumn:
+    """Return the metric whose tests are shown."""
+    return metric_columns([comparison.tested])[0]
+
+
+def _paired_p(row: GroupSummary, tested: str) -> float | None:
+    found = row.paired.get(tested)
     return None if found is None else found.p
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from retrieval import Embedder, Gallery, InputError
+from retrieval.evaluation.comparison import compare_reports, load_contenders
 from retrieval.evaluation.report import Report
 from retrieval.metrics.recognition import Neighbours, fit_confidence, global_average_precision
 from retrieval.reports.folder import save_report
@@ -262,3 +263,58 @@ def test_exhibits_are_recognized_with_a_confidence(model_file: Path, tmp_path: P
     strange = tmp_path / "y.gallery"
     Gallery.create(strange, model_file).add([root / "images"])  # the queries find themselves: wrong things
     assert evaluate_judged(strange, judged).headline.values["recall_at_1"] == 0
+
+
+def test_reports_are_compared_query_by_query(
+    folder: Path, domains: Path, model_file: Path, shop: Path, tmp_path: Path
+) -> None:
+    """By each protocol, and by the mean of domains: differences of the queries of both."""
+    other = tmp_path / "run"
+    words = ["train", "--recipe", "scratch", "--data", f"folder:{shop}", "--out", str(other)]
+    settings = ("epochs=0", "preprocess.size=32", "model.embedding_dim=16", "seed=9")
+    lookalike_here(*words, *(word for one in settings for word in ("--set", one)))
+    for spec, protocols, keys in (
+        (f"judged:{folder}", ["easy", "medium", "hard"], ("map_at_100", "recall_at_1")),
+        (
+            f"uned:{domains}",
+            ["art", "cars", "mean of domains"],
+            ("modified_precision_at_5", "recall_at_1"),
+        ),
+    ):
+        judged = load_judged(spec)
+        assert judged
+        reports = [evaluate_judged(file, judged) for file in (model_file, other)]
+        for name, report in zip("ab", reports, strict=True):
+            save_report(report, tmp_path / spec.partition(":")[0] / name)
+        folders = [str(tmp_path / spec.partition(":")[0] / name) for name in "ab"]
+        found = compare_reports(load_contenders(folders))
+        assert [row.name for row in found.rows] == [f"{name}, {one}" for one in protocols for name in "ab"]
+        for number, pair in enumerate(found.pairs):
+            assert (pair.first, pair.other) == (f"a, {protocols[number]}", f"b, {protocols[number]}")
+            assert pair.verdict
+            assert pair.verdict.sentence.count("a, ") + (pair.verdict.outcome == "same") >= 1
+            for key in keys:
+                ours, theirs = (report.results[number].values[key] for report in reports[::-1])
+                change = pair.verdict.changes[key]
+                assert ours is not None
+                assert theirs is not None
+                assert change.difference == pytest.approx(ours - theirs, abs=2e-6)
+                assert change.class_interval is not None
+                assert change.class_interval[0] <= change.difference <= change.class_interval[1]
+            assert pair.mcnemar
+            difference = pair.mcnemar.only_ours - pair.mcnemar.only_theirs
+            if protocols[number] != "mean of domains":
+                assert difference / pair.queries == pytest.approx(
+                    pair.verdict.changes["recall_at_1"].difference, abs=1e-6
+                )
+        shown = lookalike_here("compare", *folders, "--out", str(tmp_path / "compared")).stdout
+        for protocol in protocols:
+            assert f"b, {protocol}" in shown
+        page = (tmp_path / "compared" / "compare.html").read_text()
+        assert f"b, {protocols[-1]} against a, {protocols[-1]}" in page
+    shop = tmp_path / "judged" / "a"
+    old = json.loads((shop / "report.json").read_text())
+    old.pop("judged")  # as older versions wrote them
+    (shop / "report.json").write_text(json.dumps(old))
+    with pytest.raises(InputError, match="only some reports know judged queries"):
+        compare_reports(load_contenders([str(shop), str(tmp_path / "judged" / "b")]))
