@@ -24,6 +24,7 @@ def learn(
     learned: int,
     config: TeachingConfig,
     *,
+    categories: np.ndarray | None = None,
     what: str = "learning",
     show_progress: bool = False,
 ) -> np.ndarray:
@@ -34,6 +35,7 @@ def learn(
         classes: Class of each, int [n].
         learned: Number k of leading components to change.
         config: Settings.
+        categories: Category of each vector, [n]: each batch has classes of all of them, as many of each.
         what: Name of the work in the progress.
         show_progress: Report progress on stderr.
 
@@ -51,8 +53,12 @@ def learn(
     if not np.abs(components[:, learned:]).max(initial=0) > NOTHING:  # as of few images
         components = components[:, :learned]
     torch.manual_seed(config.seed)
-    batch = BatchConfig(classes=config.batch.classes, per_class=config.batch.per_class)
-    sampler = ClassBatchSampler(numbers, batch, config.seed)
+    batch, of_class = BatchConfig(classes=config.batch.classes, per_class=config.batch.per_class), None
+    if categories is not None:
+        names, found = np.unique(categories, return_inverse=True)
+        batch, of_class = batch.model_copy(update={"categories": len(names)}), np.zeros(len(sizes), np.int64)
+        of_class[numbers] = found
+    sampler = ClassBatchSampler(numbers, batch, config.seed, of_class)
     try:
         objective = losses.build(
             config.loss,

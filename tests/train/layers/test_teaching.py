@@ -80,6 +80,23 @@ def test_learned_layer_and_blends() -> None:
     assert signal > 1.3 * np.linalg.norm(same.weight[:, SIGNAL:], axis=0).mean()
 
 
+def test_balanced_batches_learn_a_small_category_as_much() -> None:
+    """Four classes beside 60 that need the opposite: a batch of 16 has about one of them, or half of it."""
+    vectors, classes = classes_in_noise(64, 8)
+    small = classes >= 60
+    vectors[small] = np.roll(vectors[small], SIGNAL, axis=1)  # what tells these apart is noise elsewhere
+    (start,) = fit_starts(vectors, (0.0,), DIM)
+    components = start.components(vectors)
+
+    def signal(categories: np.ndarray | None) -> float:
+        """How much the layer keeps of what tells the small category apart, beside the rest."""
+        matrix = learn(components, classes, start.learned, config(), categories=categories)
+        weight = np.linalg.norm(start.blended(matrix, 1).weight, axis=0)
+        return float(weight[SIGNAL : 2 * SIGNAL].mean() / weight.mean())
+
+    assert signal(small) > 1.1 * signal(None)
+
+
 def test_gain_is_proven_for_both_kinds() -> None:
     """The classes share their dimensions, so that what is learned holds for other classes."""
     vectors, classes = classes_in_noise(40, 8)
