@@ -10,8 +10,9 @@ import numpy as np
 
 from retrieval.errors import InputError, LookalikeError
 from retrieval.evaluation.findings import ImageSet, find_mistakes
+from retrieval.evaluation.products import product_results
 from retrieval.evaluation.report import TRAINED_NOTE, Report
-from retrieval.evaluation.score import evaluate
+from retrieval.evaluation.score import Result, evaluate
 from retrieval.evaluation.verdict import DECIDING, Verdict, judge
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.machine.faiss_backend import CpuBackend
@@ -19,6 +20,7 @@ from retrieval.metrics.clustering import effort_note
 from retrieval.metrics.inputs import build_inputs
 from retrieval.metrics.table import METRICS, Evidence
 from retrieval.search.embeddings import StoredEmbeddings
+from retrieval.search.groups import whole_products
 
 _NAME = "stored embeddings"
 _WITHOUT_VIEWS = ", with the other views of its product"
@@ -54,7 +56,8 @@ def evaluate_gallery(
         queries = np.sort(np.random.default_rng(0).choice(labelled, limit, replace=False))
     numbers = np.full(len(labels), -1)
     numbers[labelled] = np.unique([labels[row] for row in labelled], return_inverse=True)[1]
-    products = gallery.products_beside(found.ids, numbers)
+    hits = gallery.products_of(found.ids)
+    products = whole_products(hits, numbers)
     evaluation = evaluate(
         _NAME,
         found.vectors[queries],
@@ -66,6 +69,11 @@ def evaluate_gallery(
         backend=gallery.backend,
         show_progress=show_progress,
     )
+    by_product: list[Result] = []
+    if hits is not None:
+        both = None if products is None else (products[queries], products)
+        inputs = build_inputs(found.vectors[queries], numbers[queries], found.vectors, numbers, queries, both)
+        by_product = product_results(_NAME, inputs, hits, show_progress=show_progress)
     query_images = ImageSet(
         gallery.paths.lookup(found.ids[queries].tolist()),
         [labels[row] for row in queries],
@@ -78,7 +86,7 @@ def evaluate_gallery(
         images=len(queries),
         classes=classes,
         fingerprint=gallery.fingerprint,
-        results=[evaluation.result],
+        results=[evaluation.result, *by_product],
         notes=_notes(gallery, found, len(labelled), len(queries), classes),
         findings=find_mistakes(
             evaluation, query_images, ImageSet(gallery.paths.lazy(found.ids.tolist()), labels)

@@ -30,7 +30,7 @@ class Result:
             "precision_at_10", "map_at_r", "r_precision", "mean_ap", "nmi", "f1", "linear_probe". Published
             results have only some of them. `None`: not defined on these queries, as NMI is if each class has
             one image.
-        by: Name of the labels if they are not the classes, such as "chain".
+        by: Name of the labels if they are not the classes, such as "chain"; or that the hits are products.
         intervals: Key of the metric -> 95% confidence interval for other queries of these classes, by the
             bootstrap over queries.
         class_intervals: Key of the metric -> 95% confidence interval for other classes like these, by the

@@ -25,6 +25,7 @@ from retrieval.search.composition import compose
 from retrieval.search.diversity import diversified
 from retrieval.search.embeddings import StoredEmbeddings
 from retrieval.search.expression import Expression, is_expression
+from retrieval.search.groups import whole_products
 from retrieval.search.options import MOST_CANDIDATES, SearchKeywords, SearchOptions, takes_search_options
 from retrieval.storage.conditions import Column, find_column, item_columns
 from retrieval.storage.facets import Facets
@@ -554,16 +555,11 @@ class SearchableGallery(Displayed, ABC):
             LookalikeError: A vector or an item is damaged.
         """
 
-    def products_beside(self, ids: np.ndarray, classes: np.ndarray) -> np.ndarray | None:
-        """Return the product of each item, int64 [n], if what is learned or measured keeps products whole.
-
-        An item without a product is a product of its own. If no class has two products, as if the label is
-        the name of the product, its other views are what a query is to find, and so they are not left out:
-        then this is `None`, as in a gallery without products.
+    def products_of(self, ids: np.ndarray) -> np.ndarray | None:
+        """Return the product of each item, int64 [n]; an item without one is its own. `None`: there are none.
 
         Args:
             ids: Item ids, int64 [n].
-            classes: Class of each, int [n]; -1 for none.
         """
         column = self.manifest.product
         if column is None:
@@ -575,9 +571,16 @@ class SearchableGallery(Displayed, ABC):
                 value = item_value(one, column)
                 if value is not None:
                     of_item[one.id] = numbers.setdefault(value, len(numbers))
-        products = np.array([of_item.get(number, -1 - number) for number in ids.tolist()], np.int64)
-        pairs = np.unique(np.stack([classes, products])[:, classes >= 0], axis=1)
-        return products if (np.bincount(pairs[0].astype(np.int64)) > 1).any() else None
+        return np.array([of_item.get(number, -1 - number) for number in ids.tolist()], np.int64)
+
+    def products_beside(self, ids: np.ndarray, classes: np.ndarray) -> np.ndarray | None:
+        """Return `products_of`, if what is learned or measured keeps products whole; see `whole_products`.
+
+        Args:
+            ids: Item ids, int64 [n].
+            classes: Class of each, int [n]; -1 for none.
+        """
+        return whole_products(self.products_of(ids), classes)
 
     @abstractmethod
     def item_at(self, path: Path) -> int | None:

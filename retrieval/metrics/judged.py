@@ -155,16 +155,26 @@ def rank_judged(
                     relevant = judgements.relevant[number]
                     if not len(relevant):
                         continue
-                    row = cosine.copy()
-                    positive = -np.sort(-row[relevant])
-                    row[relevant] = row[judgements.ignored[number]] = -np.inf
-                    found.append(count_from(row, positive - TIE) + np.arange(1, len(positive) + 1))
+                    found.append(ranks_among(cosine.copy(), relevant, judgements.ignored[number]))
             progress.update(len(cosines))
     sizes = [judgements.num_relevant for judgements in protocols]
     return [
         RelevantRanks(np.repeat(np.arange(len(size)), size), np.concatenate(found), size)
         for size, found in zip(sizes, ranks, strict=True)
     ]
+
+
+def ranks_among(scores: np.ndarray, relevant: np.ndarray, ignored: np.ndarray) -> np.ndarray:
+    """Return the ranks of what is to be found, int64 [R]; among scores within `TIE`, others come first.
+
+    Args:
+        scores: Score of everything that is searched, float [M]; overwritten.
+        relevant: What is to be found, int64 [R].
+        ignored: What does not count, int64 [I] or bool [M].
+    """
+    positive = -np.sort(-scores[relevant])
+    scores[relevant] = scores[ignored] = -np.inf
+    return count_from(scores, positive - TIE) + np.arange(1, len(positive) + 1)
 
 
 def rank_hits(rows: np.ndarray, size: int, judgements: Judgements) -> RelevantRanks:

@@ -202,3 +202,19 @@ def group_scores(kind: str, cosines: np.ndarray, which: np.ndarray, count: int) 
     mean /= np.bincount(which, minlength=count)[:, None]
     scores = best + (SOFTNESS * np.log(mean) if kind == "soft" else mean)
     return np.asarray(scores.mean(1), np.float32)
+
+
+def whole_products(products: np.ndarray | None, classes: np.ndarray) -> np.ndarray | None:
+    """Return products if what is learned or measured keeps them whole, and leaves out the query's own one.
+
+    If no class has two products, as if the label is the name of the product, its other views are what a query
+    is to find, and so they are not left out: then this is `None`, as without products.
+
+    Args:
+        products: Product of each image, int64 [n]; `None` if images are not of products.
+        classes: Class of each, int [n]; -1 for none.
+    """
+    if products is None:
+        return None
+    pairs = np.unique(np.stack([classes, products])[:, classes >= 0], axis=1)
+    return products if (np.bincount(pairs[0].astype(np.int64)) > 1).any() else None

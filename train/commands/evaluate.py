@@ -102,6 +102,8 @@ def evaluate(
     That for these classes resamples queries, and is narrower. If a baseline was measured, or the gallery has
     been evaluated with another model, a sentence says whether the model certainly finds more.
 
+    A gallery of products is also measured with products as hits, by each score of a product.
+
     Instance retrieval is measured with judged queries: --data judged:DIR, roxford5k:ROOT, rparis6k:ROOT,
     gldv2:ROOT, ilias:ROOT, uned:ROOT or met:ROOT. Each query has a list of images to find among distractors,
     and the report has the measures of the set by protocol. A gallery is searched with its index, and with

@@ -14,15 +14,18 @@ from retrieval import metrics
 from retrieval.errors import InputError
 from retrieval.evaluation.findings import Findings, ImageSet, find_mistakes
 from retrieval.evaluation.gallery import gallery_protocol
+from retrieval.evaluation.products import product_results
 from retrieval.evaluation.report import Report
 from retrieval.evaluation.score import CURVE_KS, KS, Evaluation, Result, evaluate
 from retrieval.evaluation.verdict import Verdict, judge
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.images.decode import EmbeddedFiles
 from retrieval.metrics.clustering import effort_note
+from retrieval.metrics.inputs import build_inputs
 from retrieval.metrics.ranking import exact_neighbours
 from retrieval.model.runtime import Runtime
 from retrieval.reports.folder import judge_by_kept, keep_report
+from retrieval.search.groups import whole_products
 from train.config import ProbeLabels, Published
 from train.data import DataSet, LabelledImage
 from train.experiments.linear_probe import check_closed_set, probe_images, probe_labels
@@ -314,10 +317,21 @@ def _search_gallery(
         raise InputError(f"{gallery.folder}: none of the data set's labels occurs in the gallery: {examples}")
     query_labels, gallery_labels = _class_numbers(ours, labels)
     sides = (queries.found.vectors, query_labels, vectors, gallery_labels, own)
-    evaluation = evaluate(name, *sides, ks=ks, backend=gallery.backend, show_progress=show_progress)
+    hits = gallery.products_of(stored.ids)
+    products, both = whole_products(hits, gallery_labels), None
+    if products is not None:  # a query that the gallery has not is of a product of its own
+        strange = int(products.min()) - 1 - np.arange(len(own))
+        both = np.where(own >= 0, products[own], strange), products
+    evaluation = evaluate(
+        name, *sides, products=both, ks=ks, backend=gallery.backend, show_progress=show_progress
+    )
+    by_product: list[Result] = []
+    if hits is not None:
+        inputs = build_inputs(*sides, both)
+        by_product = product_results(name, inputs, hits, show_progress=show_progress)
     items = gallery.items(ids)
     searched = ImageSet([Path(items[i].path) for i in ids], labels)
-    return [evaluation.result], find_mistakes(evaluation, queries.image_set, searched)
+    return [evaluation.result, *by_product], find_mistakes(evaluation, queries.image_set, searched)
 
 
 def _add_linear_probe(result: Result, train: _EmbeddedImages, test: _EmbeddedImages) -> Result:

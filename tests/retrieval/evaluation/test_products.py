@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +95,69 @@ def test_evaluation_leaves_out_other_views_of_the_product(gallery: Gallery, vect
     assert high - low > 0.03, "of products, not of views"
     gallery.use_products("label")
     assert evaluate_gallery(gallery).results[0].values == alone.values, "the views are what is to be found"
+
+
+def ranked_products(
+    vectors: np.ndarray, query: int, kind: str, *, other: bool = True
+) -> list[tuple[float, int]]:
+    """Scores and numbers of products, best first, one view at a time; the query's own one is left out."""
+    views: dict[int, list[float]] = {}
+    for i in range(COUNT):
+        if i != query and not (other and product(i) == product(query)):
+            views.setdefault(product(i), []).append(float(vectors[query] @ vectors[i]))
+    score = {
+        "best": max,
+        "mean": lambda one: sum(one) / len(one),
+        "soft": lambda one: 0.05 * math.log(sum(math.exp(cosine / 0.05) for cosine in one) / len(one)),
+    }[kind]
+    return sorted(((score(one), number) for number, one in views.items()), reverse=True)
+
+
+def test_evaluation_ranks_products(gallery: Gallery, vectors: np.ndarray) -> None:
+    """Every measure by loops over the ranked products of each query, for each score of a product."""
+    found = {one.by: one for one in evaluate_gallery(gallery).results[1:]}
+    titles = {"best": "best view", "mean": "mean of views", "soft": "soft maximum of views"}
+    for kind, title in titles.items():
+        expected: dict[str, list[float]] = {}
+        for i in range(COUNT):
+            names = [number for _, number in ranked_products(vectors, i, kind)]
+            right = [number // PRODUCTS == product(i) // PRODUCTS for number in names]
+            ranks = [rank for rank, is_right in enumerate(right, 1) if is_right]
+            precisions = [at / rank for at, rank in enumerate(ranks, 1)]
+            expected.setdefault("recall_at_1", []).append(float(ranks[0] <= 1))
+            expected.setdefault("recall_at_4", []).append(float(ranks[0] <= 4))
+            expected.setdefault("mean_ap", []).append(sum(precisions) / len(ranks))
+            inside = [one for one, rank in zip(precisions, ranks, strict=True) if rank <= len(ranks)]
+            expected.setdefault("map_at_r", []).append(sum(inside) / len(ranks))
+            expected.setdefault("r_precision", []).append(len(inside) / len(ranks))
+        result = found[f"product, {title}"]
+        for key, values in expected.items():
+            assert result.values[key] == pytest.approx(np.mean(values), abs=1e-9), (kind, key)
+            low, high = result.intervals[key]
+            assert low <= result.values[key] <= high
+    assert evaluate_gallery(gallery).headline.by is None
+    best = found["product, best view"].intervals["mean_ap"]
+    assert np.ptp(best) > 0.03, "of products, not of views"
+
+
+def test_products_that_are_the_labels_are_found(tmp_path: Path, vectors: np.ndarray) -> None:
+    """A query finds its own product by its other views; without these, it is asked for nothing."""
+    labels = [f"product {product(i)}" for i in range(COUNT)]
+    made = make(tmp_path / "g", vectors, labels)
+    made.use_products("sku")
+    for kind, one in zip(("best", "mean", "soft"), evaluate_gallery(made).results[1:], strict=True):
+        first = [ranked_products(vectors, i, kind, other=False) for i in range(COUNT)]
+        for k in (1, 2, 8):
+            right = [product(i) in [n for _, n in ranked[:k]] for i, ranked in enumerate(first)]
+            assert one.values[f"recall_at_{k}"] == pytest.approx(np.mean(right))
+    single = [i for i in range(COUNT) if i % VIEWS == 0 or i < VIEWS]  # one product has several views
+    some = make(tmp_path / "s", vectors[single], [labels[i] for i in single])
+    some.use_products("label")
+    (_, best, _, _) = evaluate_gallery(some).results
+    others = [
+        sorted((float(vectors[i] @ vectors[j]), j) for j in single if j != i)[::-1] for i in range(VIEWS)
+    ]
+    assert best.values["recall_at_1"] == pytest.approx(np.mean([one[0][1] < VIEWS for one in others]))
 
 
 def test_costs_of_a_ranking_are_those_of_products(gallery: Gallery, vectors: np.ndarray) -> None:

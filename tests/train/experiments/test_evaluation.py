@@ -18,6 +18,7 @@ from sklearn.linear_model import LogisticRegression
 
 from export.model_file import export_run
 from retrieval import Embedder, Gallery, InputError
+from retrieval.evaluation.gallery import evaluate_gallery
 from retrieval.evaluation.report import Report, kept_reports
 from retrieval.evaluation.score import CURVE_KS, KS
 from retrieval.images.decode import embed_files
@@ -462,3 +463,33 @@ def test_prefixes_of_a_matryoshka_embedding_are_evaluated(
         assert result.values["recall_at_1"] == pytest.approx(np.mean(hits), abs=1.5 / len(images))
     assert f"{first.name} " in report_table(report)
     assert f"{second.name}" in render_report(report)
+
+
+def test_images_of_a_gallery_of_products_do_not_find_their_own_product(
+    model_file: Path, shop: Path, tmp_path: Path
+) -> None:
+    """Images that the gallery has are as its own queries; one that it lacks is of no product there."""
+    rows = [
+        f"{path.relative_to(shop)},{path.parent.name} {int(path.stem) // 2}" for path in shop.rglob("*.png")
+    ]
+    (tmp_path / "table.csv").write_text("\n".join(["path,sku", *rows]) + "\n")
+    gallery = tmp_path / "x.gallery"
+    words = ["index", "build", str(gallery), str(shop), "--model", str(model_file), "--product", "sku"]
+    lookalike_here(*words, "--metadata", str(tmp_path / "table.csv"))
+    given = evaluate_target(gallery, data.load(f"folder:{shop}"))
+    own = evaluate_gallery(Gallery.open(gallery))
+    assert [one.by for one in given.results] == [one.by for one in own.results]
+    assert len(given.results) == 4
+    for ours, theirs in zip(given.results, own.results, strict=True):
+        shared = [key for key in ours.values if key in theirs.values and key not in ("nmi", "f1")]
+        assert {key: ours.values[key] for key in shared} == pytest.approx(
+            {key: theirs.values[key] for key in shared}, abs=1e-6
+        )
+    assert "by product, best view" in lookalike_here("evaluate", str(gallery)).stdout
+    strange = tmp_path / "strange"
+    for name in ("red", "green", "blue"):
+        (strange / name).mkdir(parents=True)
+        draw(777, hue=len(name)).save(strange / name / "new.png")
+    found = evaluate_target(gallery, data.load(f"folder:{strange}"))
+    assert found.findings
+    assert len(found.findings.queries.path) == 3
