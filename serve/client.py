@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL import Image as Pillow
 
+    from retrieval.storage.query_log import Outcome
+
     ImageSource = str | Path | bytes | Pillow.Image
     View = ImageSource | Mapping[str, Any]
     Vector = Sequence[float] | np.ndarray
@@ -71,6 +73,7 @@ __all__ = [  # the answers are part of the interface of the client
     "Heatmap",
     "Heatmaps",
     "Hit",
+    "Hits",
     "Image",
     "ItemPage",
     "Job",
@@ -213,6 +216,19 @@ class Job(JobAnswer):
     )
 
 
+class Hits(list[Hit]):
+    """Hits of a search, best first.
+
+    Args:
+        hits: The hits.
+        query_id: Id of the search, for `Client.record_outcome`; `None` if the server does not record it.
+    """
+
+    def __init__(self, hits: Iterable[Hit] = (), query_id: str | None = None) -> None:
+        super().__init__(hits)
+        self.query_id = query_id
+
+
 class _Jobs(BaseModel):
     jobs: list[Job]
 
@@ -240,7 +256,7 @@ class Requests:
         k: int = SearchOptions.k,
         galleries: Iterable[str] = (),
         **options: Unpack[SearchKeywords],
-    ) -> Steps[list[Hit]]:
+    ) -> Steps[Hits]:
         """Return the images most similar to an image, an item, a vector or a URL, to texts, or to both.
 
         Args:
@@ -288,7 +304,8 @@ class Requests:
             request = {"json": given | _view(query) | _without_none({"fingerprint": fingerprint})}
         if names:
             request["api"] = API
-        return (yield from self._ask(SearchAnswer.model_validate_json, "POST", "/search", **request)).hits
+        answer = yield from self._ask(SearchAnswer.model_validate_json, "POST", "/search", **request)
+        return Hits(answer.hits, answer.query_id)
 
     @exchange
     @takes_search_options
@@ -299,7 +316,7 @@ class Requests:
         together: bool = False,
         k: int = SearchOptions.k,
         **options: Unpack[SearchKeywords],
-    ) -> Steps[list[list[Hit] | ApiError]]:
+    ) -> Steps[list[Hits | ApiError]]:
         """Return the hits of each image, or its error. What is not listed is as for `search`.
 
         Args:
@@ -313,6 +330,21 @@ class Requests:
         params = _options(k, options) | {"together": together}
         files = _files(images)
         return (yield from self._ask(_batch, "POST", "/search:batch", params=params, files=files))
+
+    @exchange
+    def record_outcome(self, query_id: str, item: int, outcome: Outcome) -> Steps[None]:
+        """Tell a server that records searches what was done with a hit; see `lookalike coverage`.
+
+        Args:
+            query_id: Id of the search, which its hits have.
+            item: Id of the image.
+            outcome: "opened", "right" or "wrong".
+
+        Raises:
+            ApiError: The server refuses the request; "not-recorded" if it records nothing.
+        """
+        body = {"query_id": query_id, "item": item, "outcome": outcome}
+        yield from self._no_content("POST", "/outcomes", json=body)
 
     @exchange
     def embed_texts(self, texts: Sequence[str]) -> Steps[Vectors]:
@@ -848,9 +880,11 @@ def _bytes(image: ImageSource) -> bytes:
     return buffer.getvalue()
 
 
-def _batch(content: bytes) -> list[list[Hit] | ApiError]:
-    def read(result: BatchResult) -> list[Hit] | ApiError:
-        return _problem(result.problem) if result.hits is None else result.hits
+def _batch(content: bytes) -> list[Hits | ApiError]:
+    def read(result: BatchResult) -> Hits | ApiError:
+        if result.hits is None:
+            return _problem(result.problem)
+        return Hits(result.hits, result.query_id)
 
     return [read(result) for result in BatchAnswer.model_validate_json(content).results]
 

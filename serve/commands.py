@@ -49,7 +49,8 @@ _option = partial(click.option, cls=_Setting)
 def _setting(name: str, **declared: Any) -> Callable[[Any], Any]:
     """Return the option of a field of `Settings`, with the default of the field."""
     default = getattr(Settings, name)
-    return _option(f"--{name.replace('_', '-')}", default=default, show_default=default != (), **declared)
+    shown = default not in ((), None)
+    return _option(f"--{name.replace('_', '-')}", default=default, show_default=shown, **declared)
 
 
 @contextmanager
@@ -153,6 +154,13 @@ def _read_config(context: click.Context, option: click.Parameter, file: Path | N
     metavar="HOURS",
     help="Let visitors share links to searches with their own pictures, of which the server keeps small "
     "copies for so many hours.",
+)
+@_setting(
+    "query_log",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="FOLDER",
+    help="Record searches in a folder, for `lookalike coverage`: vectors, filters, hits and what is opened; "
+    "no pictures, texts or addresses. The page tells its visitors.",
 )
 @_option(
     "--rate",

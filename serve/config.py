@@ -84,6 +84,7 @@ class Settings:
         origins: Sites allowed to send cross-origin requests, such as `https://shop.example`.
         proxies: Addresses and networks of trusted proxies.
         permissions: Permissions of visitors beyond searching.
+        query_log: Folder of the log of searches; None for no log.
         rate: Requests per second and client; 0 for no limit.
         connections: Open connections of one client; 0 for no limit.
         max_body: Size of the largest request body, in MB (2^20 bytes).
@@ -106,6 +107,7 @@ class Settings:
     origins: tuple[str, ...] = ()
     proxies: tuple[str, ...] = ()
     permissions: Permissions = field(default_factory=Permissions)
+    query_log: Path | None = None
     rate: float = 0
     connections: int = 0
     max_body: int = 32

@@ -153,6 +153,7 @@ def open_galleries(settings: Settings) -> list[SearchService]:
         settings.runtime,
         settings.max_pixels * 10**6,
         settings.show,
+        settings.query_log,
     )
 
 

@@ -14,7 +14,7 @@ from serve.api.bodies import BYTES, FORM, JSON, read_body
 from serve.api.context import RequestWorkers, Service
 from serve.api.exception_handlers import BODY, LOAD, documented, validate
 from serve.api.openapi import accepts
-from serve.api.routes import encode, image_fields
+from serve.api.routes import encode, image_fields, query_id_of
 from serve.core.errors import NoModelError, UnknownItemError
 from serve.core.service import GallerySummary
 from serve.wire import hits as answers
@@ -47,11 +47,13 @@ async def objects(
         values = {**parameters.model_dump(exclude_unset=True), **body.values("image")}
         query = validate(ObjectsRequest, values)
         with pointing("#/image" if query.id is None else "#/id"):
-            found, summary = service.find_objects(query.image_or_item(), query.options())
+            id = query_id_of(request, service)
+            found, summary = service.find_objects(query.image_or_item(), query.options(), id=id)
         answer = answers.ObjectsAnswer(
             hits=[_hit(hit, summary) for hit in found.hits],
             boxes=[_hit(hit, summary) for hit in found.boxes],
             fingerprint=summary.fingerprint,
+            query_id=id,
         )
         return encode(answer, service.telemetry)
 

@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from retrieval.errors import ImageError, InputError, LookalikeError, StoreError, did_you_mean, pointing
 from retrieval.galleries.items import Hit, Hits, Item
 from retrieval.search.options import SearchOptions
+from retrieval.storage.query_log import new_id
 from serve.addresses import api_of
 from serve.api.bodies import BYTES, FORM, JSON, Body, read_body
 from serve.api.context import AllServices, RequestWorkers, SearchedTogether, Service
@@ -28,6 +29,7 @@ from serve.core.errors import (
     ModelMismatchError,
     NoModelError,
     NoTextEncoderError,
+    NotRecordedError,
     RateLimitError,
     SignInError,
     SignInRateLimitError,
@@ -96,9 +98,14 @@ async def search(
     body = await read_body(request, JSON, FORM, BYTES)
 
     def answer_to(query: SearchRequest) -> Response:
+        id = query_id_of(request, service, query.query_id)
+        new = None if query.query_id else id  # else it was recorded before
         if query.galleries:
-            return _search_together(_named(query.galleries, together), query)
-        return _search(service, query, query.fingerprint)
+            answer = _search_together(_named(query.galleries, together), query, new)
+        else:
+            answer = search_answer(service, query, query.fingerprint, new)
+        answer.query_id = id
+        return encode(answer, service.telemetry)
 
     def work() -> Response | SearchRequest:
         query = validate(SearchRequest, _merge(options, body, "image"))
@@ -136,7 +143,10 @@ async def search_by_id(
 
     def work() -> Response:
         query = validate(ByIdRequest, _merge(options, body))
-        return _search(service, query, None)
+        id = query_id_of(request, service)
+        answer = search_answer(service, query, None, id)
+        answer.query_id = id
+        return encode(answer, service.telemetry)
 
     return await workers.run(work, request.receive)
 
@@ -171,16 +181,40 @@ async def search_batch(
         views = [query.query() for query in batch.queries]
         queries: list[AnyQuery] = [ComposedQuery.of(views)] if batch.together else [*views]
         chosen = batch.options()
-        answer = service.find(queries, chosen, fingerprint=batch.fingerprint)
+        given = [query_id_of(request, service) for _ in queries]
+        ids = None if None in given else [id for id in given if id]
+        answer = service.find(queries, chosen, fingerprint=batch.fingerprint, ids=ids)
         for number, hits in enumerate(answer.found):
             if isinstance(hits, InputError):
                 own = (hits.pointer or batch.queries[number].place).removeprefix("#")
                 hits.pointer = "#/queries" if batch.together else f"#/queries/{number}{own}"
         if batch.together and isinstance(answer.found[0], InputError):
             raise answer.found[0]
-        results = [_batch_result(hits, chosen, request, answer.summary) for hits in answer.found]
+        both = zip(answer.found, given, strict=True)
+        results = [_batch_result(hits, chosen, request, answer.summary, id) for hits, id in both]
         found = answers.BatchAnswer(results=results, fingerprint=answer.summary.fingerprint)
         return encode(found, service.telemetry, exclude_unset=True)
+
+    return await workers.run(work, request.receive)
+
+
+@router.post(
+    "/outcomes",
+    summary="Record what was done with a hit.",
+    status_code=204,
+    responses=documented(*BODY, NotRecordedError, *LOAD),
+    openapi_extra=accepts(answers.OutcomeRequest),
+)
+async def record_outcome(request: Request, service: Service, workers: RequestWorkers) -> Response:
+    """Only if the server records searches, whose answers then have a `query_id`; `recorded` of the gallery
+    says whether it does. Nothing is recorded of a request with the header `Sec-GPC: 1` or `DNT: 1`."""
+    body = await read_body(request, JSON)
+
+    def work() -> Response:
+        query = validate(answers.OutcomeRequest, body.values())
+        if not service.records or query_id_of(request, service):
+            service.record_outcome(query.query_id, query.item, query.outcome)
+        return Response(status_code=204)
 
     return await workers.run(work, request.receive)
 
@@ -320,17 +354,25 @@ def problem_details(error: LookalikeError, request: Request) -> ProblemDetails:
     return ProblemDetails(**problem_document(error, instance_of(request.scope)))
 
 
-def _search(service: SearchService, query: SearchRequest | ByIdRequest, fingerprint: str | None) -> Response:
-    return encode(search_answer(service, query, fingerprint), service.telemetry)
+def query_id_of(request: Request, service: SearchService, given: str | None = None) -> str | None:
+    """Return the id of a search: that of an earlier answer, or a new one; None if it is not recorded.
+
+    A browser whose user objects to being recorded says so, by Global Privacy Control or Do Not Track.
+    """
+    objects = "1" in (request.headers.get("sec-gpc"), request.headers.get("dnt"))
+    return (given or new_id()) if service.records and not objects else None
 
 
 def search_answer(
-    service: SearchService, query: SearchRequest | ByIdRequest, fingerprint: str | None
+    service: SearchService,
+    query: SearchRequest | ByIdRequest,
+    fingerprint: str | None,
+    id: str | None = None,
 ) -> answers.SearchAnswer:
-    """Search; errors as for `SearchService.find`."""
-    options = query.options()
+    """Search, and record it under an id if there is one; errors as for `SearchService.find`."""
+    options, ids = query.options(), None if id is None else [id]
     with pointing(query.place):
-        answer = service.find([query.query()], options, fingerprint=fingerprint)
+        answer = service.find([query.query()], options, fingerprint=fingerprint, ids=ids)
     (hits,) = answer.found
     if isinstance(hits, InputError):
         with pointing(query.place):
@@ -343,15 +385,16 @@ def search_answer(
     )
 
 
-def _search_together(services: Sequence[SearchService], query: SearchRequest) -> Response:
+def _search_together(
+    services: Sequence[SearchService], query: SearchRequest, id: str | None
+) -> answers.SearchAnswer:
     with pointing(query.place):
-        found = find_in(services, query.query(), query.options(), fingerprint=query.fingerprint)
-    answer = answers.SearchAnswer(
+        found = find_in(services, query.query(), query.options(), fingerprint=query.fingerprint, id=id)
+    return answers.SearchAnswer(
         hits=[_hit(hit, summary, summary.name) for hit, summary in found],
         nothing_like_it=False,
         fingerprint=services[0].gallery.fingerprint,
     )
-    return encode(answer, services[0].telemetry)
 
 
 def _named(names: Sequence[str], services: Mapping[str, SearchService]) -> list[SearchService]:
@@ -405,12 +448,16 @@ def _hit(hit: Hit, summary: GallerySummary, gallery: str | None = None) -> answe
 
 
 def _batch_result(
-    hits: Hits | InputError, options: SearchOptions, request: Request, summary: GallerySummary
+    hits: Hits | InputError,
+    options: SearchOptions,
+    request: Request,
+    summary: GallerySummary,
+    id: str | None,
 ) -> answers.BatchResult:
     if isinstance(hits, InputError):
         return answers.BatchResult(problem=problem_details(hits, request))
     shown = [_hit(hit, summary) for hit in hits]
-    return answers.BatchResult(hits=shown, nothing_like_it=options.is_nothing_like_it(hits))
+    return answers.BatchResult(hits=shown, nothing_like_it=options.is_nothing_like_it(hits), query_id=id)
 
 
 def vector_values(vector: np.ndarray | InputError) -> list[float]:

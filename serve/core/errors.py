@@ -172,6 +172,14 @@ class SharingNotAllowedError(ServerError):
     title = "Sharing pictures is disabled"
 
 
+class NotRecordedError(ServerError):
+    """The server keeps no log of searches."""
+
+    code = "not-recorded"
+    status = 403
+    title = "Searches are not recorded"
+
+
 class UnknownPictureError(ServerError):
     """There is no shared picture with this id, or not any more."""
 

@@ -23,6 +23,7 @@ from retrieval.images.resampling import Box
 from retrieval.machine.resources import cores
 from retrieval.model.embedder import Embedder
 from retrieval.search.composition import compose
+from retrieval.storage.query_log import Kind
 from serve.core.cost import add_pixels
 from serve.core.errors import BusyError, NoModelError, NoTextEncoderError, TooLargeError, UnknownItemError
 from serve.core.live import LiveState
@@ -184,6 +185,19 @@ AnyQuery = SingleQuery | ComposedQuery
 def has_text(query: AnyQuery) -> bool:
     """Return whether a query has a text in it."""
     return any(isinstance(single, TextQuery) for single in _single_queries([query]))
+
+
+def kind_of(query: AnyQuery) -> Kind:
+    """Return what a query is, as the log of searches says it."""
+    if has_text(query):
+        return "text"
+    if isinstance(query, ComposedQuery):
+        if query.without or len(query.views) > 1:
+            return "several"
+        (query,) = query.views
+    if isinstance(query, np.ndarray):
+        return "vector"
+    return "item" if isinstance(query, int | str) else "image"
 
 
 class ResolvedQuery(NamedTuple):

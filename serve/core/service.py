@@ -24,12 +24,14 @@ from retrieval.progress import Stage
 from retrieval.search.calibration import Calibration
 from retrieval.search.lru_cache import LRUCache
 from retrieval.search.options import SearchOptions
+from retrieval.storage.query_log import LOGGED, LoggedSearch, Outcome, QueryLog
 from serve.addresses import API, api_of
 from serve.core.collections import Collections
 from serve.core.errors import (
     InvalidRequestError,
     ModelMismatchError,
     NoEmbeddingMapError,
+    NotRecordedError,
     UnknownItemError,
     UrlsNotAllowedError,
 )
@@ -45,6 +47,7 @@ from serve.core.queries import (
     find_item,
     has_text,
     item_id,
+    kind_of,
     model_of,
 )
 from serve.core.telemetry import Telemetry
@@ -117,6 +120,7 @@ class GalleryDescription:
         changes: Whether visitors may add, describe and remove images.
         urls: Whether the server fetches query images by URL.
         sharing: Hours for which shared pictures are kept; 0 if visitors cannot share them.
+        recorded: Whether searches are recorded.
         indexing: How far the server is in indexing the folder that it follows; None if it is not indexing.
     """
 
@@ -134,6 +138,7 @@ class GalleryDescription:
     changes: bool
     urls: bool
     sharing: int
+    recorded: bool
     indexing: Stage | None
 
 
@@ -180,6 +185,7 @@ class SearchService:
         runtime: Device, provider and batch size of the model, which has one thread on a CPU.
         max_pixels: Pixels that the images of one request may have to decode.
         show: Metadata columns that the page shows with each image.
+        query_log: Log of the searches, which several services may share; None for none.
 
     Attributes:
         indexing: How far the server is in indexing the folder that it follows; None if it is not indexing.
@@ -203,12 +209,14 @@ class SearchService:
         runtime: Runtime | None = None,
         max_pixels: int = MAX_REQUEST_PIXELS,
         show: Sequence[str] = (),
+        query_log: QueryLog | None = None,
     ) -> None:
         self.folder = folder
         self.name = name or folder.resolve().name
         self.address = address
         self.permissions = permissions or Permissions()
         self.show = show
+        self._query_log = query_log
         self.telemetry = telemetry or Telemetry()
         # Each request runs on one core: concurrent requests on all cores would slow each other down.
         self.runtime = replace(runtime or Runtime(), threads=1)
@@ -236,6 +244,11 @@ class SearchService:
     def batching(self) -> bool:
         """Whether images of concurrent requests are embedded together."""
         return self._live.batching
+
+    @property
+    def records(self) -> bool:
+        """Whether searches are recorded."""
+        return self._query_log is not None
 
     def describe(self) -> GalleryDescription:
         """Return the full description of the gallery."""
@@ -287,7 +300,12 @@ class SearchService:
         return self._collections.expand(text)
 
     def find(
-        self, queries: Sequence[AnyQuery], options: SearchOptions, *, fingerprint: str | None = None
+        self,
+        queries: Sequence[AnyQuery],
+        options: SearchOptions,
+        *,
+        fingerprint: str | None = None,
+        ids: Sequence[str] | None = None,
     ) -> QueryResults:
         """Search with several queries at once. Items in a query are left out of its results.
 
@@ -295,13 +313,14 @@ class SearchService:
             queries: The queries.
             options: Options of the search, for all queries.
             fingerprint: Model of the vectors among the queries; another one than the gallery's is refused.
+            ids: Ids under which the queries are recorded; None records nothing.
 
         Raises:
             ModelMismatchError: The fingerprint is not that of the gallery's model.
             InputError: The options do not fit the gallery.
             UnavailableError: The gallery cannot be read.
         """
-
+        asked = options
         options = replace(options, where=self.condition(options.where))
         if any(map(has_text, queries)):
             options = replace(options, calibrated=False)
@@ -311,9 +330,38 @@ class SearchService:
             resolved = self._resolver.resolve(state, queries)
             with self.telemetry.stage("search"):
                 found = _search(state.gallery, resolved, options)
+            if ids is not None:
+                self._record(
+                    state.gallery,
+                    [_logged(*one, asked) for one in zip(ids, queries, resolved, found, strict=True)],
+                )
             return QueryResults(found, self._summary(state))
 
         return self._live.with_state(search)
+
+    def _record(self, gallery: SearchableGallery, searches: Sequence[LoggedSearch | None]) -> None:
+        if self._query_log is not None:
+            self._query_log.append(self._log_name, gallery.fingerprint, filter(None, searches))
+
+    @property
+    def _log_name(self) -> str:
+        """Name of the gallery in the log: that of its folder, which `lookalike coverage` is given."""
+        return self.folder.resolve().name
+
+    def record_outcome(self, search: str, item: int, outcome: Outcome) -> None:
+        """Record what a visitor did with a hit.
+
+        Args:
+            search: Id of the search.
+            item: Id of the item.
+            outcome: What was done.
+
+        Raises:
+            NotRecordedError: Searches are not recorded.
+        """
+        if self._query_log is None:
+            raise NotRecordedError("this server records no searches")
+        self._query_log.append_outcome(self._log_name, search, item, outcome)
 
     def resolve(self, query: AnyQuery, *, fingerprint: str | None = None) -> tuple[ResolvedQuery, str]:
         """Return a query as a vector, and the fingerprint of its model.
@@ -419,13 +467,14 @@ class SearchService:
         return self._live.with_state(compare)
 
     def find_objects(
-        self, query: bytes | int | str, options: SearchOptions
+        self, query: bytes | int | str, options: SearchOptions, *, id: str | None = None
     ) -> tuple[Objects, GallerySummary]:
         """Return what the gallery has of the objects in an image, and where they are.
 
         Args:
             query: Bytes of an image, or the id or key of an item, which is not among its own hits.
             options: Options of the search.
+            id: Id under which the search is recorded, without a vector; None records nothing.
 
         Raises:
             NoModelError: The gallery has no model.
@@ -435,12 +484,17 @@ class SearchService:
             UnavailableError: The gallery cannot be read.
         """
         refuse_options(options)
+        asked = options
         options = replace(options, where=self.condition(options.where))
 
         def find(state: LiveState) -> tuple[Objects, GallerySummary]:
             parts, own = self._resolver.tiles(state, query)
             with self.telemetry.stage("search"):
-                return search_objects(state.gallery, parts, options, own), self._summary(state)
+                found = search_objects(state.gallery, parts, options, own)
+            if id is not None:
+                hits = [(hit.id, hit.score, None) for hit in found.hits]
+                self._record(state.gallery, [LoggedSearch(id, "objects", None, own, asked.where, hits)])
+            return found, self._summary(state)
 
         return self._live.with_state(find)
 
@@ -555,6 +609,7 @@ class SearchService:
             changes=self.permissions.changes,
             urls=self.permissions.urls and state.embedder is not None,
             sharing=self.permissions.sharing,
+            recorded=self.records,
             indexing=self.indexing,
         )
 
@@ -565,6 +620,7 @@ def open_services(
     runtime: Runtime,
     max_pixels: int,
     show: Sequence[str] = (),
+    query_log: Path | None = None,
 ) -> list[SearchService]:
     """Open the galleries of a server, which share one telemetry.
 
@@ -574,12 +630,14 @@ def open_services(
         runtime: Device, provider and batch size of the models.
         max_pixels: Pixels that the images of one request may have to decode.
         show: Metadata columns that the page shows with each image.
+        query_log: Folder of the log of their searches; None for no log.
 
     Raises:
-        InputError: A folder is not a gallery.
+        InputError: A folder is not a gallery, or the log cannot be written.
         LookalikeError: A gallery's model is damaged or does not match its vectors.
     """
     telemetry = Telemetry()
+    log = None if query_log is None else QueryLog(query_log)
     return [
         SearchService(
             folder,
@@ -590,6 +648,7 @@ def open_services(
             telemetry=telemetry,
             max_pixels=max_pixels,
             show=show,
+            query_log=log,
         )
         for number, (name, folder) in enumerate(folders.items())
     ]
@@ -608,6 +667,21 @@ def _search(
         raise
     hits = iter(found)
     return [query if isinstance(query, InputError) else next(hits) for query in queries]
+
+
+def _logged(
+    id: str,
+    query: AnyQuery,
+    resolved: ResolvedQuery | InputError,
+    hits: Hits | InputError,
+    options: SearchOptions,
+) -> LoggedSearch | None:
+    """Return a search to log; None if it was refused."""
+    if isinstance(resolved, InputError) or isinstance(hits, InputError):
+        return None
+    left_out = [*resolved.items, *(one for one in options.exclude if isinstance(one, int))]
+    found = [(hit.id, hit.score, hit.probability) for hit in hits[:LOGGED]]
+    return LoggedSearch(id, kind_of(query), resolved.vector, left_out, options.where, found)
 
 
 def _cut(vector: np.ndarray, dimensions: int | None) -> np.ndarray:

@@ -19,6 +19,7 @@ def find_in(
     options: SearchOptions,
     *,
     fingerprint: str | None = None,
+    id: str | None = None,
 ) -> list[tuple[Hit, GallerySummary]]:
     """Return the best hits of several galleries, best first, each with the summary of its gallery.
 
@@ -27,6 +28,7 @@ def find_in(
         query: The query, which is embedded once.
         options: Options without `exclude`, `group_by`, `order`, `rerank`, `diversity` and `min_probability`.
         fingerprint: Model of a vector in the query.
+        id: Id under which the search is recorded for each gallery; None records nothing.
 
     Raises:
         ModelMismatchError: The galleries, or the vector, are of different models.
@@ -43,10 +45,11 @@ def find_in(
             )
     first, *_ = services
     resolved, model = first.resolve(query, fingerprint=fingerprint)
-    found = []
+    found, ids = [], None if id is None else [id]
     for service in services:
         exclude = resolved.items if service is first else ()
-        answer = service.find([resolved.vector], replace(options, exclude=exclude), fingerprint=model)
+        chosen = replace(options, exclude=exclude)
+        answer = service.find([resolved.vector], chosen, fingerprint=model, ids=ids)
         (hits,) = answer.found
         if isinstance(hits, InputError):
             raise hits

@@ -46,6 +46,8 @@ Texts = Annotated[list[Text], BeforeValidator(lambda value: [value] if isinstanc
 
 Label = Annotated[str, StringConstraints(max_length=1000)]
 
+QueryId = Annotated[str, StringConstraints(pattern="^[0-9a-f]{16}$")]
+
 Fingerprint = Annotated[
     str,
     Field(max_length=1000, description="Model of the vectors: the SHA-256 of its file, or a name."),

@@ -71,6 +71,9 @@ class GalleryAnswer(BaseModel):
     sharing: int = Field(
         description="Hours for which the server keeps pictures that visitors share; 0 if they cannot."
     )
+    recorded: bool = Field(
+        description="Whether searches are recorded: vectors, filters, hits and what is opened; no pictures."
+    )
     indexing: Indexing | None = Field(
         description="How far the server is in indexing a folder that it follows; null if it is not indexing."
     )

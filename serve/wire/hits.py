@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 from pydantic import (
     BaseModel,
+    ConfigDict,
     Field,
 )
 
-from serve.wire.fields import Fingerprint
+from serve.wire.fields import Fingerprint, Number, QueryId
 from serve.wire.images import Image
 from serve.wire.problems import ProblemDetails
 
@@ -57,6 +60,14 @@ class Hit(Image):
     )
 
 
+_RECORDED: Any = Field(
+    None,
+    exclude_if=lambda id: id is None,
+    description="Id of the search, for `POST /v1/outcomes`, if the server records searches.",
+    examples=["0f3a5c1b9d2e4876"],
+)
+
+
 class PartHit(Hit):
     """A found image with its score, and the part of the query that it looks like."""
 
@@ -76,6 +87,7 @@ class ObjectsAnswer(BaseModel):
         "that it looks like. They overlap each other little."
     )
     fingerprint: Fingerprint
+    query_id: str | None = _RECORDED
 
 
 class SearchAnswer(BaseModel):
@@ -84,6 +96,7 @@ class SearchAnswer(BaseModel):
     hits: list[Hit]
     nothing_like_it: bool = Field(description="Whether no hit reaches `min_probability`.")
     fingerprint: Fingerprint
+    query_id: str | None = _RECORDED
 
 
 class BatchResult(BaseModel):
@@ -94,6 +107,7 @@ class BatchResult(BaseModel):
         default=None, description="Whether no hit reaches `min_probability`."
     )
     problem: ProblemDetails | None = None
+    query_id: str | None = _RECORDED
 
 
 class BatchAnswer(BaseModel):
@@ -108,3 +122,18 @@ class EmbedAnswer(BaseModel):
 
     vectors: list[list[float]]
     fingerprint: Fingerprint
+
+
+class OutcomeRequest(BaseModel):
+    """What was done with a hit of a search."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"query_id": "0f3a5c1b9d2e4876", "item": 17, "outcome": "opened"}]},
+    )
+
+    query_id: QueryId = Field(description="Id of the search, which its answer has.")
+    item: Number = Field(description="Number of the image.")
+    outcome: Literal["opened", "right", "wrong"] = Field(
+        description="Whether somebody opened it, or said that it is right or wrong."
+    )

@@ -30,7 +30,7 @@ from serve.core.queries import (
 )
 from serve.core.url_fetcher import MAX_BYTES, MAX_URL_LENGTH, TIMEOUT_SECONDS
 from serve.limits import MAX_BATCH, MAX_CONDITION, MAX_GALLERIES, MAX_K, MAX_TEXTS, MAX_TOGETHER, MAX_VIEWS
-from serve.wire.fields import Fingerprint, ImageBytes, ItemName, Text, Texts, parse_json
+from serve.wire.fields import Fingerprint, ImageBytes, ItemName, QueryId, Text, Texts, parse_json
 
 _MAX_DIM = 65536
 
@@ -303,6 +303,10 @@ class SearchRequest(SearchFields, Query, GalleriesField):
         description="Images to move away from, as `without` for texts. Neither are among the hits.",
     )
     fingerprint: Fingerprint | None = None
+    query_id: QueryId | None = Field(
+        None,
+        description="Id of an earlier answer of which this search asks for more: it is not recorded again.",
+    )
 
     @validator(mode="after")
     def _check_views(self) -> SearchRequest:

@@ -26,6 +26,7 @@ OPERATIONS = [
     ("POST", "/search"),
     ("POST", "/search/by-id"),
     ("POST", "/search:batch"),
+    ("POST", "/outcomes"),
     ("POST", "/embed"),
     ("POST", "/embeddings"),
     ("GET", "/gallery"),

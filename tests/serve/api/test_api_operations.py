@@ -114,6 +114,7 @@ def test_openapi_description_is_complete(described: dict[str, Any]) -> None:
     assert {*names} - old == {
         "search",
         "search_batch",
+        "record_outcome",
         "embed",
         "embeddings",
         "list_models",

@@ -13,6 +13,7 @@ PROBLEMS = {
     "sign-in": (401, "Authentication required"),
     "forbidden": (403, "Forbidden"),
     "changes-not-allowed": (403, "Changes are disabled"),
+    "not-recorded": (403, "Searches are not recorded"),
     "sharing-not-allowed": (403, "Sharing pictures is disabled"),
     "no-such-picture": (404, "No such picture"),
     "urls-not-allowed": (403, "Fetching images by URL is disabled"),

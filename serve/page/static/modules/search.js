@@ -52,6 +52,7 @@ export class SearchTab {
   async follow() {
     const {state} = address;
     const asked = question(state);
+    if (state.open !== null && !state.tab) this.#searcher.tell(state.open, 'opened');
     this.#query.draw();
     this.#filters.draw();
     part(this.#root, 'sort').value = state.sort;
@@ -230,6 +231,7 @@ export class SearchTab {
   }
 
   #add(side, views, alone) {
+    for (const {item} of views) this.#searcher.tell(item, alone ? 'opened' : side === 'like' ? 'right' : 'wrong');
     const refused = this.#query.add(side, views, {alone});
     if (refused) this.#say(refused, true);
     return refused;

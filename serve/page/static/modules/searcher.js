@@ -1,4 +1,4 @@
-// Searches: what is sent for a state, and the newest answer.
+// Searches: what is sent for a state, and the newest answer; what the visitor does with its hits, if searches are recorded.
 
 import {asks} from './address.js';
 import {decoded} from './link.js';
@@ -10,7 +10,7 @@ export const FIRST = 48;  // results of a new search
 export const MOST = 1000;  // of the API
 
 export class Searcher {
-  #api; #running; #model = null;
+  #api; #running; #model = null; #asked = ''; #id = null; #found = new Set(); #told = new Set();
 
   constructor(api) { this.#api = api; }
 
@@ -38,12 +38,16 @@ export class Searcher {
     for (const name of chosen(state)) body[name] = state[name];
     if (state.sort) body.order = state.sort;
     if (this.#model) body.fingerprint = this.#model.fingerprint;
+    const asked = JSON.stringify({...body, k: 0});
+    if (this.#id && asked === this.#asked) body.query_id = this.#id;  // more of the same, not another search
     try {
       const answer = await this.#api.post('/search', body, {signal});
+      this.#remember(asked, answer);
       const complete = answer.hits.length < wanted || wanted === MOST;
       const limits = OPTIONS.filter(one => one.isNumber && one.name in body);
       if (answer.hits.length || !limits.length) return {...answer, complete};
       const {order: _, ...open} = body;
+      Object.assign(open, this.#id && {query_id: this.#id});
       for (const {name} of limits) delete open[name];
       const [best] = (await this.#api.post('/search', {...open, k: 1}, {signal})).hits;
       return {...answer, complete, best};
@@ -53,6 +57,21 @@ export class Searcher {
       this.#model = null;
       return this.run(state, condition, k, progress);
     }
+  }
+
+  /** Tell the server what is done with a hit: `opened`, `right` or `wrong`. */
+  tell(item, outcome) {
+    const told = `${item} ${outcome}`;
+    if (!this.#id || !this.#found.has(item) || this.#told.has(told)) return;
+    this.#told.add(told);
+    this.#api.post('/outcomes', {query_id: this.#id, item, outcome}, {type: 'text'}).catch(() => { /* nothing depends on it */ });
+  }
+
+  #remember(asked, {query_id: id = null, hits}) {
+    if (id !== this.#id) this.#told.clear();
+    this.#asked = asked;
+    this.#id = id;
+    this.#found = new Set(hits.map(hit => hit.id));
   }
 
   /** Return a view as the API takes it. */

@@ -1,0 +1,77 @@
+"""Recording of searches in a real browser: what the visitor is told, and what is recorded of a visit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from retrieval import Gallery
+from retrieval.storage.query_log import Search, read_searches
+from tests.conftest import wait_until
+from tests.e2e.accessibility import violations
+from tests.e2e.page_driver import in_a_tab, search_with
+from tests.serve.serving import SERVE, Server, serving
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def recording(gallery: Gallery, log: Path, tmp_path: Path) -> Iterator[Server]:
+    words = [*SERVE, str(gallery.folder), "--query-log", str(log)]
+    with serving(words, tmp_path / "scratch", forked=True) as running:
+        yield running
+
+
+def recorded(gallery: Gallery, log: Path) -> list[Search]:
+    name, width = gallery.folder.name, gallery.manifest.dim
+    return read_searches(log, name, gallery.fingerprint, width).each
+
+
+def hit(page: Page, place: int) -> int:
+    return int(str(page.get_by_test_id("hit").nth(place).get_attribute("data-item")))
+
+
+def test_visit_is_recorded_and_told(browser: Browser, recording: Server, gallery: Gallery, log: Path) -> None:
+    with in_a_tab(browser, recording) as page:
+        search_with(page, recording, "?like=5")
+        expect(page.get_by_test_id("recorded")).to_contain_text("Searches are recorded here")
+        assert violations(page) == []
+        first, second, third = (hit(page, place) for place in range(3))
+        page.get_by_test_id("hit").nth(0).get_by_role("button").first.click()
+        expect(page.get_by_role("dialog")).to_be_visible()
+        page.keyboard.press("ArrowRight")  # the next hit
+        expect(page.locator("dialog [data-part=rank]")).to_contain_text("2. result")
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("dialog")).to_be_hidden()
+        wait_until(lambda: recorded(gallery, log)[0].opened == {first, second})
+        page.locator(f"#results [data-item='{third}']").hover()
+        page.locator(f"#results [data-item='{third}'] [data-act=unlike]").click()
+        wait_until(lambda: len(recorded(gallery, log)) == 2)
+        page.go_back()
+        wait_until(lambda: len(recorded(gallery, log)) == 3)
+    one, two, again = recorded(gallery, log)
+    assert (one.kind, one.items, one.right, one.wrong) == ("item", (5,), set(), {third})
+    assert (two.kind, two.items) == ("several", (5, third))
+    assert (again.items, again.opened) == ((5,), set())
+    assert len({one.id, two.id, again.id}) == 3
+
+
+def test_visitor_who_objects_is_not_recorded(browser: Browser, recording: Server, log: Path) -> None:
+    with in_a_tab(browser, recording, extra_http_headers={"Sec-GPC": "1"}) as page:
+        search_with(page, recording, "?like=5")
+        expect(page.get_by_test_id("recorded")).to_contain_text("if your browser asks not to be tracked")
+        page.get_by_test_id("hit").nth(0).get_by_role("button").first.click()
+        expect(page.get_by_role("dialog")).to_be_visible()
+    assert not [*log.iterdir()]
+
+
+def test_nothing_is_said_where_nothing_is_recorded(page: Page) -> None:
+    expect(page.get_by_test_id("recorded")).to_have_count(0)
