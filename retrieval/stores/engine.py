@@ -41,6 +41,17 @@ class Neighbours:
 
 
 @dataclass(frozen=True)
+class NearestGroups(Neighbours):
+    """The nearest item of each of some groups, best first.
+
+    Attributes:
+        counts: Number of all items of each group that fulfil the filter, int64 [n].
+    """
+
+    counts: np.ndarray
+
+
+@dataclass(frozen=True)
 class Amendment:
     """New values of one item, whose vector stays. What is not named keeps its value.
 
@@ -231,6 +242,21 @@ class Engine(Driver):
             k: Number of items; fewer if there are no more.
             condition: Filter; `None` for all items.
         """
+
+    def nearest_groups(
+        self, query: np.ndarray, k: int, condition: Filter | None, column: str
+    ) -> NearestGroups | None:
+        """Return the nearest item of each of the k nearest groups, or `None`.
+
+        For databases that find exactly these in one request; of others, `nearest` is asked again and again.
+
+        Args:
+            query: float32 [D], unit length.
+            k: Number of groups; fewer if there are no more.
+            condition: Filter; `None` for all items.
+            column: Column whose equal values are a group; an item without a value is one of its own.
+        """
+        return None
 
     @abstractmethod
     def value_counts(self, column: str, limit: int) -> list[tuple[Value, int]]:

@@ -67,7 +67,8 @@ class StoreSearcher:
         found = [one[: options.k] for one in found]
         if group_by is not None:
             for query, one, out in zip(views, found, excluded, strict=True):
-                one.views = self._views(query, one, options, condition, out, group_by)
+                if one.views is None or options.group_size > 1:
+                    one.views = self._views(query, one, options, condition, out, group_by)
         return found
 
     def _nearest(
@@ -137,6 +138,10 @@ class StoreSearcher:
         self, query: np.ndarray, k: int, condition: Filter | None, excluded: Collection[int], column: str
     ) -> Ranking:
         """Return the nearest item of each of the k nearest groups; a search leaves out the groups found."""
+        at_once = self._engine.nearest_groups(query[0], k, _beside(condition, excluded), column)
+        if at_once is not None:
+            shown = Views(at_once.ids[:, None], np.zeros((len(at_once.ids), 1), np.float32), at_once.counts)
+            return Ranking(at_once.ids, at_once.scores, shown)
         ids, scores = np.empty(0, np.int64), np.empty(0, np.float32)
         left, out, wanted = condition, {*excluded}, 4 * k
         while True:
@@ -165,8 +170,7 @@ class StoreSearcher:
         if options.group_size > 1:
             rows, which = self._members(found.rows, condition, excluded, column)
             return views_of(rows, self._cosines(query, rows).mean(1), which, found.rows, options.group_size)
-        groups, out = self._groups(found.rows, column), tuple(excluded)
-        among = both(condition, FilterTest("id", "not in", out)) if out else condition
+        groups, among = self._groups(found.rows, column), _beside(condition, excluded)
         values = [groups.get(number) for number in found.rows.tolist()]
         counts = [
             1 if value is None else self._engine.count(both(among, FilterTest(column, "=", (value,))))
@@ -207,6 +211,11 @@ class StoreSearcher:
 def value_of(item: StoredItem, column: str) -> Any:
     """Return the value of an item in a column of metadata or facts; `None` if it is missing."""
     return item.metadata[column] if column in item.metadata else getattr(item, column, None)
+
+
+def _beside(condition: Filter | None, excluded: Collection[int]) -> Filter | None:
+    """Return a filter that excludes items, too."""
+    return both(condition, FilterTest("id", "not in", tuple(excluded))) if excluded else condition
 
 
 def _first_of_each(near: Ranking, groups: dict[int, Any]) -> Ranking:

@@ -15,12 +15,13 @@ import numpy as np
 import pyarrow as pa
 
 from retrieval.errors import InputError
-from retrieval.storage.conditions import Filter
+from retrieval.storage.conditions import Filter, FilterTest
 from retrieval.storage.manifest import Manifest, parse_manifest
 from retrieval.storage.records import StoredItem, Value
 from retrieval.storage.schema import ColumnType, quoted
 from retrieval.stores.address import Address
-from retrieval.stores.engine import Amendment, Engine, Neighbours, no_collection
+from retrieval.stores.conditions import both
+from retrieval.stores.engine import Amendment, Engine, NearestGroups, Neighbours, no_collection
 from retrieval.stores.postgres.index import PostgresIndex
 from retrieval.stores.postgres.schema import (
     FACTS,
@@ -37,7 +38,7 @@ from retrieval.stores.postgres.schema import (
     table_definition,
     vector_type,
 )
-from retrieval.stores.postgres.search import nearest
+from retrieval.stores.postgres.search import nearest, nearest_groups
 from retrieval.stores.postgres.sessions import Session, Sessions
 
 _SECONDS = 5.0  # after which facts of the collection are read again
@@ -431,6 +432,16 @@ class PostgresEngine(Engine):
         return self._do(
             lambda session, known: nearest(session, self._table, known, queries, k, condition), condition
         )
+
+    def nearest_groups(
+        self, query: np.ndarray, k: int, condition: Filter | None, column: str
+    ) -> NearestGroups | None:
+        """Return the nearest item of each of the k nearest groups; `None` if the index is to be used."""
+
+        def find(session: Session, collection: Collection) -> NearestGroups | None:
+            return nearest_groups(session, self._table, collection, query, k, condition, column)
+
+        return self._do(find, both(condition, FilterTest(column, "not null")))
 
     def facts(self) -> dict[str, Any]:
         """Return facts about the database: versions, index, bytes."""

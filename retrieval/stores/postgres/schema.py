@@ -197,11 +197,16 @@ class FilterWriter:
 
     def _column(self, name: str) -> tuple[str, bool, bool]:
         """Return the SQL of a column, whether it has numbers, and whether they are whole."""
+        sql = column_sql(name, self._collection)
         if name in FACTS:
             number = FACTS[name] != "text"
-            return name, number, number
-        column = self._collection.columns[name]
-        return quoted(column.identifier), column.type == "number", False
+            return sql, number, number
+        return sql, self._collection.columns[name].type == "number", False
+
+
+def column_sql(name: str, collection: Collection) -> str:
+    """Return the SQL of a column of facts or metadata."""
+    return name if name in FACTS else quoted(collection.columns[name].identifier)
 
 
 def _pattern(pattern: str, escape: str | None = None) -> str:

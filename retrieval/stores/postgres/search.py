@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from retrieval.storage.conditions import Filter
-from retrieval.stores.engine import Neighbours
-from retrieval.stores.postgres.schema import Collection, condition_sql
+from retrieval.stores.engine import NearestGroups, Neighbours
+from retrieval.stores.postgres.schema import Collection, column_sql, condition_sql
 from retrieval.stores.postgres.sessions import Parameter, Session
 
 _COST = 20  # an item visited in the index costs as much time as this many of an exact search
@@ -31,12 +31,7 @@ def nearest(
 ) -> list[Neighbours]:
     """Return the nearest items of each query that fulfil a filter; see `Engine.nearest`."""
     where, parameters = condition_sql(condition, collection, parameters=2)
-    effort = None
-    if collection.width is not None:
-        rows = collection.rows
-        matching = rows if condition is None else _estimate(session, table, collection, condition)
-        if matching >= rows * collection.least_share:
-            effort = effort_of(collection.width, rows, matching, k)
+    effort = _effort(session, table, collection, k, condition)
     found = search(session, table, collection, queries, k, where, parameters, effort)
     if effort is not None:
         # The index gave up before it found k items: there may be more.
@@ -45,6 +40,48 @@ def nearest(
         for n, one in zip(few, exact, strict=True):
             found[n] = one
     return found
+
+
+def nearest_groups(
+    session: Session,
+    table: str,
+    collection: Collection,
+    query: np.ndarray,
+    k: int,
+    condition: Filter | None,
+    column: str,
+) -> NearestGroups | None:
+    """Return the nearest item of each of the k nearest groups, as `Engine.nearest_groups`.
+
+    All items that fulfil the filter are compared and sorted, so it is `None` where the index is to be used.
+    """
+    if _effort(session, table, collection, k, condition) is not None:
+        return None
+    where, parameters = condition_sql(condition, collection, parameters=2)
+    value, distance = column_sql(column, collection), _distance(collection)
+    # Items without a value are told apart by their id.
+    sql = (
+        "SELECT $1::int, id, distance, n FROM (SELECT DISTINCT ON (value, alone) id, distance, "
+        "count(*) OVER (PARTITION BY value, alone) AS n FROM (SELECT id, "
+        f"{value} AS value, CASE WHEN {value} IS NULL THEN id END AS alone, {distance} AS distance "
+        f"FROM {table} WHERE {where}) AS items ORDER BY value, alone, distance, id) AS best "
+        f"ORDER BY distance, id LIMIT {k}"
+    )
+    rows = session.run(sql, *_given(query[None]), *parameters)
+    _, ids, distances, counts = (found.to_numpy() for found in rows.columns)
+    return NearestGroups(ids.astype(np.int64), -distances.astype(np.float32), counts.astype(np.int64))
+
+
+def _effort(
+    session: Session, table: str, collection: Collection, k: int, condition: Filter | None
+) -> int | None:
+    """Return `hnsw.ef_search` of a search; `None` for exact search."""
+    if collection.width is None:
+        return None
+    rows = collection.rows
+    matching = rows if condition is None else _estimate(session, table, collection, condition)
+    few = matching < rows * collection.least_share
+    return None if few else effort_of(collection.width, rows, matching, k)
 
 
 def effort_of(width: int, rows: int, matching: int, k: int) -> int | None:
@@ -88,10 +125,7 @@ def search(
         parameters: Its parameters.
         effort: `hnsw.ef_search`; `None` for exact search.
     """
-    # The score is that of float32 numbers, also where the index compares float16.
-    dim = collection.manifest.dim
-    own = "embedding" if collection.manifest.dtype == "float32" else f"embedding::vector({dim})"
-    distance = f"({own} <#> $2::vector({dim}))"
+    distance = _distance(collection)
     if effort is None:
         # A term that the index does not have, so that the planner cannot use it.
         sql = (
@@ -112,10 +146,7 @@ def search(
     found = []
     for first in range(0, len(queries), _AT_ONCE):
         some = queries[first : first + _AT_ONCE]
-        numbers = pa.array(np.arange(len(some), dtype=np.int32))
-        starts = pa.array(np.arange(0, some.size + 1, dim, dtype=np.int32))
-        vectors = pa.ListArray.from_arrays(starts, pa.array(np.ascontiguousarray(some, np.float32).ravel()))
-        rows = session.run(sql, numbers, vectors, *parameters)
+        rows = session.run(sql, *_given(some), *parameters)
         query, ids, distances = (column.to_numpy() for column in rows.columns)
         ends = np.searchsorted(query, np.arange(len(some) + 1))
         found += [
@@ -123,6 +154,20 @@ def search(
             for a, b in pairwise(ends)
         ]
     return found
+
+
+def _distance(collection: Collection) -> str:
+    """Return the SQL of the distance to $2: of float32 numbers, also where the index compares float16."""
+    dim = collection.manifest.dim
+    own = "embedding" if collection.manifest.dtype == "float32" else f"embedding::vector({dim})"
+    return f"({own} <#> $2::vector({dim}))"
+
+
+def _given(queries: np.ndarray) -> tuple[pa.Array, pa.Array]:
+    """Return $1 and $2 of a statement for each query: its number and its vector."""
+    starts = pa.array(np.arange(0, queries.size + 1, queries.shape[1], dtype=np.int32))
+    values = pa.array(np.ascontiguousarray(queries, np.float32).ravel())
+    return pa.array(np.arange(len(queries), dtype=np.int32)), pa.ListArray.from_arrays(starts, values)
 
 
 def _estimate(session: Session, table: str, collection: Collection, condition: Filter) -> int:

@@ -11,16 +11,19 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from retrieval.errors import InputError, LookalikeError, StoreError
+from retrieval.search.options import SearchOptions
 from retrieval.storage.conditions import FilterTest
 from retrieval.storage.manifest import Manifest
 from retrieval.stores.address import Address
 from retrieval.stores.engine import Amendment
 from retrieval.stores.opening import parse_address
+from retrieval.stores.ranking import StoreSearcher
 from tests.retrieval.stores.postgres_server import running
 from tests.retrieval.stores.server import Server
 from tests.retrieval.stores.test_engines import MANIFEST, brute_force, create, item, random_vectors
@@ -87,6 +90,50 @@ def test_halves_in_the_index(engine: PostgresEngine, dim: int, dtype: str) -> No
     assert np.mean([len({*a} & {*b.ids.tolist()}) for a, b in zip(expected, found, strict=True)]) >= 9.5
     for query, one in zip(queries, found, strict=True):
         np.testing.assert_allclose(one.scores, [stored[n] @ query for n in one.ids.tolist()], atol=1e-6)
+
+
+@pytest.mark.parametrize("column", ["brand", "price", "label"])
+def test_groups_of_one_statement(
+    engine: PostgresEngine, column: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best item, its score and the number of items of each group, against a loop over all of them."""
+    create(engine, {"brand": "text", "price": "number"})
+    random, vectors = np.random.default_rng(4), random_vectors(len(IDS))
+    brands, prices, labels = ("a", "A", "ä", "", None), (1, 1.0, 2, -0.5, None), ("x", "y", None)
+    rows = [{"brand": brands[random.integers(5)], "price": prices[random.integers(5)]} for _ in IDS.tolist()]
+    facts = [labels[random.integers(3)] for _ in IDS.tolist()]
+    kept = [{name: value for name, value in row.items() if value is not None} for row in rows]
+    engine.put(
+        [item(n, fact, **row) for n, fact, row in zip(IDS.tolist(), facts, kept, strict=True)], vectors
+    )
+    searcher, query = StoreSearcher(engine), random_vectors(1, seed=9)[0]
+    excluded = (3, 77, 150, 151)
+    statements, plain = list[str](), postgres_sessions.Session.run
+
+    def counted(self: postgres_sessions.Session, sql: str, *given: Any) -> Any:
+        statements.append(sql)
+        return plain(self, sql, *given)
+
+    monkeypatch.setattr(postgres_sessions.Session, "run", counted)
+    for k in (2, 50, 500):
+        groups: dict[object, list[tuple[float, int]]] = {}
+        for n, row, fact, cosine in zip(IDS.tolist(), rows, facts, vectors @ query, strict=True):
+            value = fact if column == "label" else row[column]
+            if n not in excluded and n <= 280:
+                groups.setdefault(("alone", n) if value is None else value, []).append((-float(cosine), n))
+        best = sorted((min(one), len(one)) for one in groups.values())[:k]
+        condition = FilterTest("id", "<=", (280,))
+        statements.clear()
+        options = SearchOptions(k, group_by=column)
+        (found,) = searcher.find(query[None], options, condition, column, [excluded])
+        assert len(statements) == 1
+        assert found.rows.tolist() == [n for (_, n), _ in best]
+        np.testing.assert_allclose(found.scores, [-cosine for (cosine, _), _ in best], atol=1e-6)
+        assert found.views
+        assert found.views.counts.tolist() == [count for _, count in best]
+    engine.optimize(0.9)
+    assert engine.facts()["index"] == "hnsw"
+    assert engine.nearest_groups(query, 2, None, column) is None  # all items are not to be read
 
 
 def test_too_many_dimensions(engine: PostgresEngine) -> None:
