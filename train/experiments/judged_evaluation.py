@@ -12,9 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from retrieval.errors import InputError
+from retrieval.evaluation.comparison import Contender, compare_reports
 from retrieval.evaluation.findings import JudgedAnswers, JudgedQueries
 from retrieval.evaluation.report import Report
 from retrieval.evaluation.score import Result, by_key
+from retrieval.evaluation.verdict import Verdict
 from retrieval.files import sha256_of
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.images.decode import EmbeddedFiles
@@ -73,8 +75,8 @@ def evaluate_judged(
     """
     opened = open_target(target, which, runtime)
     references, left_out = reference_candidates(opened, baselines, with_backbone)
-    results: list[Result] = []
     bad: dict[str, str] = {}
+    reports: list[Report] = []  # of one candidate each
     with judged.query_files() as files:
         source = dict(zip(map(str, files), (str(query.path) for query in judged.queries), strict=True))
         for candidate in [*references, *opened.candidates]:
@@ -86,22 +88,39 @@ def evaluate_judged(
             search = _Search(candidate, asked, judged, searching, options or SearchOptions(), show_progress)
             found = search.recognized() if isinstance(judged, RecognitionSet) else search.answered()
             bad |= search.bad
-            results += found.results
-    queries = [judged.queries[number] for number in asked.positions]
-    paths, things = [query.path for query in queries], [query.thing for query in queries]
-    return Report(
-        data=judged.name,
-        protocol=_protocol(judged, opened.gallery),
-        images=len(judged.queries),
-        classes=len({query.thing for query in judged.queries} - {""}),
-        fingerprint=opened.fingerprint,
-        results=results,
+            queries = [judged.queries[number] for number in asked.positions]
+            paths, things = [query.path for query in queries], [query.thing for query in queries]
+            reports.append(
+                Report(
+                    data=judged.name,
+                    protocol=_protocol(judged, opened.gallery),
+                    images=len(judged.queries),
+                    classes=len({query.thing for query in judged.queries} - {""}),
+                    fingerprint=opened.fingerprint,
+                    results=found.results,
+                    ks=judged.ks,
+                    notes=tuple(filter(None, [*(one.note for one in references), left_out])),
+                    seed=opened.config.get("seed"),
+                    judged=JudgedQueries.of(paths, asked.contents, things, found.answers),
+                )
+            )
+    return replace(
+        reports[-1],
+        results=[result for report in reports for result in report.results],
         bad_files=sorted(bad.items()),
-        ks=judged.ks,
-        notes=tuple(filter(None, [*(one.note for one in references), left_out])),
-        seed=opened.config.get("seed"),
-        judged=JudgedQueries.of(paths, asked.contents, things, found.answers),
+        verdict=_verdict(reports[-1], reports[: len(references)]),
     )
+
+
+def _verdict(ours: Report, baselines: Sequence[Report]) -> Verdict | None:
+    """Compare a candidate with the best baseline, by the last protocol; `None` without one."""
+    if not baselines:
+        return None
+    key = next(iter(ours.headline.known))
+    best = max(baselines, key=lambda one: one.headline.known[key])
+    sides = [Contender(one.headline.name.partition(", ")[0], (one,)) for one in (best, ours)]
+    pairs = compare_reports(sides).pairs
+    return pairs[-1].verdict if pairs else None
 
 
 @dataclass(frozen=True)

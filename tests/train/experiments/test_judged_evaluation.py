@@ -14,6 +14,7 @@ from retrieval.evaluation.comparison import compare_reports, load_contenders
 from retrieval.evaluation.report import Report
 from retrieval.metrics.recognition import Neighbours, fit_confidence, global_average_precision
 from retrieval.reports.folder import save_report
+from retrieval.reports.text_tables import report_table
 from tests.conftest import draw, lookalike_here
 from train.data.judged import RecognitionSet, load_judged
 from train.experiments.judged_evaluation import evaluate_judged
@@ -111,6 +112,22 @@ def test_unreadable_images_are_not_found(folder: Path, model_file: Path, tmp_pat
     assert every
     whole = evaluate_judged(model_file, every)
     assert report.results[0].values["map_at_100"] < whole.results[0].values["map_at_100"]
+
+
+def test_verdict_is_against_the_best_baseline(folder: Path, untrained_run: Path) -> None:
+    """The differences of the last protocol, query by query, as `compare` finds them in two reports."""
+    judged = load_judged(f"judged:{folder}")
+    assert judged
+    both = evaluate_judged(untrained_run, judged, ["pixels", "untrained"])
+    alone = evaluate_judged(untrained_run, judged)
+    assert alone.verdict is None
+    hard = {one.name.rpartition(", ")[0]: one for one in both.results if one.name.endswith(", hard")}
+    best = max(("raw pixels", "before training"), key=lambda name: hard[name].values["map_at_100"] or 0)
+    assert both.verdict
+    assert both.verdict.theirs == f"{best}, hard"
+    expected = hard["after training"].values["map_at_100"] - hard[best].values["map_at_100"]
+    assert both.verdict.changes["map_at_100"].difference == pytest.approx(expected, abs=2e-6)
+    assert both.verdict.sentence in report_table(both)
 
 
 def test_command_reports_by_protocol(folder: Path, model_file: Path, tmp_path: Path) -> None:
