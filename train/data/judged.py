@@ -444,8 +444,8 @@ JUDGED = {
     ),
     "met": KnownJudgedSet(
         title="works of art, Met",
-        protocol="1,003 queries of 224,408 exhibits and 18,316 of other things; GAP, GAP- and R@1",
-        images=416_440,
+        protocol="1,003 queries of 224,408 exhibits in 397,121 images, and others; GAP, GAP- and R@1",
+        images=398_124,
         by_hand="unpack the images to ROOT/images/ and the ground truth of http://cmp.felk.cvut.cz/met/ to "
         "ROOT/ground_truth/",
         read=_exhibits,
