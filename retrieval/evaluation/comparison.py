@@ -15,9 +15,10 @@ from retrieval.errors import InputError
 from retrieval.evaluation.findings import JudgedAnswers, JudgedQueries, Neighbour
 from retrieval.evaluation.report import OFF_THE_SHELF, REPORT_FILE, TRAINED_NOTE, Report, kept_reports
 from retrieval.evaluation.score import Result
-from retrieval.evaluation.verdict import DECIDING, Verdict, judge
+from retrieval.evaluation.verdict import DECIDING, Change, Verdict, judge
 from retrieval.files import now
 from retrieval.galleries.database_folder import is_gallery
+from retrieval.metrics.recognition import global_average_precision, interval_of, resampled_gaps
 from retrieval.metrics.statistics import (
     McNemar,
     Paired,
@@ -429,6 +430,30 @@ def _parts(report: Report, shared: Sequence[_QueryKey]) -> np.ndarray | None:
     return np.array([found[key] for key in shared]) if found else None
 
 
+def _gap_changes(first: Report, other: Report) -> dict[str, Change]:
+    """Return the changes of GAP and GAP- on the queries of both; empty if things were not recognized."""
+    sides = []
+    for judged in (first.judged, other.judged):
+        if judged is None or not judged.confidence:
+            return {}
+        keys = zip(judged.path, judged.content, judged.thing, strict=True)
+        sides.append(dict(zip(keys, zip(judged.right, judged.confidence, strict=True), strict=True)))
+    shared = [key for key in sides[0] if key in sides[1]]
+    found = np.array([[side[key] for key in shared] for side in sides])  # [2, N, right and confidence]
+    known = np.array([bool(thing) for _, _, thing in shared])
+    things = np.array([thing or f"{path} {content}" for path, content, thing in shared])
+    changes: dict[str, Change] = {}
+    for name, asked in (("gap", known | True), ("gap_of_known", known)):
+        given = [(side[asked, 0] == 1, side[asked, 1], known[asked]) for side in found]
+        theirs, ours = (global_average_precision(*side) for side in given)
+        ends = []
+        for units in (np.arange(np.count_nonzero(asked)), things[asked]):
+            before, after = (resampled_gaps(*side, units) for side in given)
+            ends.append(interval_of(after - before))
+        changes[name] = Change(ours - theirs, ends[0], ends[1])
+    return changes
+
+
 def _check_comparable(contenders: Sequence[Contender], answers: Sequence[_Answers]) -> list[str]:
     """Refuse reports of different data; return notes on smaller differences."""
     first, ours = contenders[0], answers[0]
@@ -498,7 +523,8 @@ def _compare_queries(
         return QueryChange(path, label, right, other_right, precision, other_precision, *seen)
 
     other_by_key, first_by_key = (dict(zip(keys, values.T, strict=True)) for values in (b, a))
-    deciding = DECIDING if first.reports[0].judged is None else keys[:2]
+    gaps = _gap_changes(first.reports[0], other.reports[0]) if single else {}
+    deciding = DECIDING if first.reports[0].judged is None else (*keys[:2], *[*gaps][:1])
     return PairedComparison(
         first=first.name,
         other=other.name,
@@ -512,6 +538,7 @@ def _compare_queries(
             np.array(labels),
             strata=_parts(first.reports[0], shared),
             deciding=deciding,
+            beside=gaps,
         )
         if single
         else None,

@@ -285,6 +285,9 @@ class JudgedQueries:
         content: First 12 digits of the SHA-256 of the query's file, or of the part that is searched for.
         thing: What it shows.
         answers: Answers by the name of the protocol, in the order of the last results of the report.
+        right: Whether the thing of each query is recognized; empty if that was not asked. Queries without a
+            thing are of unknown ones.
+        confidence: Confidence of what was recognized; likewise.
     """
 
     root: str
@@ -292,6 +295,8 @@ class JudgedQueries:
     content: list[str]
     thing: list[str]
     answers: dict[str, JudgedAnswers]
+    right: list[bool] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -300,11 +305,14 @@ class JudgedQueries:
         contents: Sequence[str],
         things: Sequence[str],
         answers: dict[str, JudgedAnswers],
+        right: Sequence[bool] = (),
+        confidence: Sequence[float] = (),
     ) -> JudgedQueries:
         """Return the queries with short paths and contents."""
         root = common_root(paths)
         short = [content[:_CONTENT_DIGITS] for content in contents]
-        return cls(str(root), [_relative(path, root) for path in paths], short, list(things), answers)
+        names = [_relative(path, root) for path in paths]
+        return cls(str(root), names, short, list(things), answers, list(right), list(confidence))
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> JudgedQueries:

@@ -93,6 +93,7 @@ def judge(
     *,
     strata: np.ndarray | None = None,
     deciding: Sequence[str] = DECIDING,
+    beside: Mapping[str, Change] | None = None,
 ) -> Verdict:
     """Compare two models query by query.
 
@@ -106,6 +107,7 @@ def judge(
         classes: Class of each query, [N].
         strata: Part of the data of each query, [N], if the mean of the means of all parts counts.
         deciding: Metrics that decide.
+        beside: Changes of metrics that are no means over queries.
     """
     keys = [key for key in our_values if key in their_values]
     differences = np.stack([our_values[key] - their_values[key] for key in keys], 1)  # [N, keys]
@@ -121,8 +123,10 @@ def judge(
             keys, mean_of_parts(differences, strata).tolist(), over_queries, over_classes, strict=True
         )
     }
+    changes |= beside or {}
     decisive = {key: changes[key] for key in deciding if key in changes}
-    outcome: Outcome = _outcome(decisive) if differences.any() else "same"
+    is_same = not differences.any() and not any(one.difference for one in (beside or {}).values())
+    outcome: Outcome = "same" if is_same else _outcome(decisive)
     count = len(np.unique(classes))
     sentence = _sentence(ours, theirs, outcome, decisive, count)
     return Verdict(ours, theirs, len(differences), count, outcome, sentence, changes)

@@ -10,6 +10,8 @@ from itertools import product
 
 import numpy as np
 
+from retrieval.metrics.statistics import RESAMPLES
+
 NEIGHBOURS = (1, 2, 3, 5, 7, 10, 15, 20, 50)
 SHARPNESS = (0.01, 0.1, 1.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 50.0, 100.0, 500.0)
 UNKNOWN = -1  # class of a query that shows nothing of the gallery
@@ -91,33 +93,40 @@ def fit_confidence(neighbours: Neighbours, truth: np.ndarray, classes: int) -> t
     return max(product(NEIGHBOURS, SHARPNESS), key=gap)
 
 
-def gap_interval(
+def resampled_gaps(
     right: np.ndarray,
     confidence: np.ndarray,
-    truth: np.ndarray,
+    known: np.ndarray,
     units: np.ndarray,
     *,
-    resamples: int = 1000,
+    resamples: int = RESAMPLES,
     seed: int = 0,
-) -> tuple[float, float]:
-    """Return the 95% interval of GAP by the bootstrap, which ranks the answers of each resample anew.
+) -> np.ndarray:
+    """Return GAP in resamples of the queries, which rank their answers anew, float64 [resamples].
+
+    The resamples of the same units are the same, so that those of two models can be subtracted.
 
     Args:
         right: Whether each answer is right, bool [N].
         confidence: Confidence of each, float [N].
-        truth: Class of each query, int64 [N]; `UNKNOWN` for other things.
-        units: What is resampled as a whole: unit of each query, int64 [N], from 0.
+        known: Whether each query shows a known thing, bool [N]; one of them does.
+        units: What is resampled as a whole: unit of each query, [N].
         resamples: Number of resamples.
         seed: Seed of the resampling.
     """
     order = np.lexsort((right, -confidence))
-    right, units, known = right[order], units[order], (truth != UNKNOWN)[order]
-    count, random, found = int(units.max()) + 1, np.random.default_rng(seed), []
-    for _ in range(resamples):
-        times = np.bincount(random.integers(0, count, count), minlength=count)[units]
+    numbers = np.unique(units, return_inverse=True)[1]
+    right, known, unit_of = right[order], known[order], numbers[order]
+    count, random, found = int(numbers.max()) + 1, np.random.default_rng(seed), np.zeros(resamples)
+    for number in range(resamples):
+        times = np.bincount(random.integers(0, count, count), minlength=count)[unit_of]
         drawn = np.repeat(np.arange(len(right)), times)  # still in the order of their confidence
         precision = np.cumsum(right[drawn]) / np.arange(1, len(drawn) + 1)
-        if known[drawn].any():
-            found.append((precision * right[drawn]).sum() / np.count_nonzero(known[drawn]))
-    low, high = np.quantile(found, (0.025, 0.975))
+        found[number] = (precision * right[drawn]).sum() / max(1, np.count_nonzero(known[drawn]))
+    return found
+
+
+def interval_of(resampled: np.ndarray) -> tuple[float, float]:
+    """Return the 95% percentile interval of resamples."""
+    low, high = np.quantile(resampled, (0.025, 0.975))
     return float(low), float(high)

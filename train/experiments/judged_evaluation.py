@@ -28,8 +28,9 @@ from retrieval.metrics.recognition import (
     UNKNOWN,
     Neighbours,
     fit_confidence,
-    gap_interval,
     global_average_precision,
+    interval_of,
+    resampled_gaps,
 )
 from retrieval.metrics.statistics import bootstrap_intervals, class_intervals, mean_of_parts
 from retrieval.model.runtime import Runtime
@@ -101,7 +102,9 @@ def evaluate_judged(
                     ks=judged.ks,
                     notes=tuple(filter(None, [*(one.note for one in references), left_out])),
                     seed=opened.config.get("seed"),
-                    judged=JudgedQueries.of(paths, asked.contents, things, found.answers),
+                    judged=JudgedQueries.of(
+                        paths, asked.contents, things, found.answers, found.right, found.confidence
+                    ),
                 )
             )
     return replace(
@@ -125,10 +128,12 @@ def _verdict(ours: Report, baselines: Sequence[Report]) -> Verdict | None:
 
 @dataclass(frozen=True)
 class _Found:
-    """What a candidate finds: a result for each protocol, and the answers to the queries."""
+    """What a candidate finds: a result for each protocol, the answers, and what is recognized how surely."""
 
     results: list[Result]
     answers: dict[str, JudgedAnswers]
+    right: Sequence[bool] = ()
+    confidence: Sequence[float] = ()
 
 
 @dataclass
@@ -184,13 +189,13 @@ class _Search:
         right, confidence = found.right(truth), found.confidence(k, sharpness, classes)
         hits = np.where(known, right, np.nan)[:, None]
         result = self._result("", hits, things, keys=judged.measures[2:])
-        units = np.unique(things, return_inverse=True)[1]
         for key, asked in zip(judged.measures, (known | True, known), strict=False):
-            side = right[asked], confidence[asked], truth[asked]
-            result.values[key] = global_average_precision(side[0], side[1], known[asked])
-            for ranges, of in ((result.intervals, np.arange(len(units))), (result.class_intervals, units)):
-                ranges[key] = gap_interval(*side, np.unique(of[asked], return_inverse=True)[1])
-        return _Found([result], {"": _answers(judged.measures[2:], hits)})
+            side = right[asked], confidence[asked], known[asked]
+            result.values[key] = global_average_precision(*side)
+            for ranges, of in ((result.intervals, np.arange(len(things))), (result.class_intervals, things)):
+                ranges[key] = interval_of(resampled_gaps(*side, of[asked]))
+        answers = {"": _answers(judged.measures[2:], hits)}
+        return _Found([result], answers, right.tolist(), confidence.tolist())
 
     def _result(
         self,

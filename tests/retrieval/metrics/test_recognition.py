@@ -13,8 +13,9 @@ from retrieval.metrics.recognition import (
     UNKNOWN,
     Neighbours,
     fit_confidence,
-    gap_interval,
     global_average_precision,
+    interval_of,
+    resampled_gaps,
 )
 
 CLASSES, DEPTH = 9, 50
@@ -92,8 +93,9 @@ def test_interval_covers_other_samples() -> None:
     inside, samples = 0, 100
     for start in range(0, samples * 200, 200):
         some = slice(start, start + 200)
-        low, high = gap_interval(
-            right[some], confidence[some], truth[some], np.arange(200), resamples=300, seed=start
+        known = truth[some] != UNKNOWN
+        low, high = interval_of(
+            resampled_gaps(right[some], confidence[some], known, np.arange(200), resamples=300, seed=start)
         )
         inside += low <= whole <= high
     assert 0.88 * samples <= inside
@@ -105,6 +107,22 @@ def test_interval_over_things_is_wider() -> None:
     times = 10
     right, confidence = found.right(truth).repeat(times), found.confidence(5, 10.0, CLASSES).repeat(times)
     things, every = np.arange(60).repeat(times), np.arange(60 * times)
-    narrow = gap_interval(right, confidence, truth.repeat(times), every)
-    wide = gap_interval(right, confidence, truth.repeat(times), things)
+    known = truth.repeat(times) != UNKNOWN
+    narrow, wide = (interval_of(resampled_gaps(right, confidence, known, units)) for units in (every, things))
     assert np.ptp(wide) > 2 * np.ptp(narrow)
+
+
+def test_resamples_are_those_of_a_loop() -> None:
+    """GAP of each resample by the definition, on the drawn queries; the same draws for any model."""
+    found, truth = nearest(7, 30)
+    known, units = truth != UNKNOWN, np.array(["a", "b", "c", "d", "e"])[np.arange(30) % 5]
+    sides = [(found.right(truth), found.confidence(k, 10.0, CLASSES)) for k in (1, 20)]
+    ours = [
+        resampled_gaps(right, confidence, known, units, resamples=20, seed=3) for right, confidence in sides
+    ]
+    random = np.random.default_rng(3)
+    for number in range(20):
+        drawn = np.concatenate([np.flatnonzero(units == "abcde"[one]) for one in random.integers(0, 5, 5)])
+        for (right, confidence), gaps in zip(sides, ours, strict=True):
+            pairs = right[drawn].tolist(), confidence[drawn].tolist()
+            assert gaps[number] == pytest.approx(expected_gap(*pairs, max(1, known[drawn].sum())), rel=1e-12)

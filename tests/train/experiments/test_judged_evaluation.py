@@ -282,6 +282,34 @@ def test_exhibits_are_recognized_with_a_confidence(model_file: Path, tmp_path: P
     assert evaluate_judged(strange, judged).headline.values["recall_at_1"] == 0
 
 
+def test_gaps_are_compared_with_the_answers_of_both(
+    model_file: Path, untrained_run: Path, tmp_path: Path
+) -> None:
+    write_exhibits(tmp_path / "met")
+    judged = load_judged(f"met:{tmp_path / 'met'}")
+    assert judged
+    both = evaluate_judged(untrained_run, judged, ["pixels"])
+    pixels, ours = both.results
+    assert both.verdict
+    for key in ("gap", "gap_of_known", "recall_at_1"):
+        change = both.verdict.changes[key]
+        before, after = pixels.values[key], ours.values[key]
+        assert before is not None
+        assert after is not None
+        assert change.difference == pytest.approx(after - before, abs=1e-6)
+        for low, high in (change.interval, change.class_interval or (0, 0)):
+            assert low < change.difference < high
+            # Paired: narrower than if the two had other queries.
+            alone = [np.ptp(one.intervals[key]) for one in (pixels, ours)]
+            assert high - low < 1.2 * np.hypot(*alone)
+    assert "GAP" in both.verdict.sentence
+    save_report(both, tmp_path / "a")
+    found = compare_reports(load_contenders([str(tmp_path / "a"), f"b={tmp_path / 'a'}"]))
+    assert found.pairs[0].verdict
+    assert found.pairs[0].verdict.outcome == "same"
+    assert "GAP-" in lookalike_here("compare", str(tmp_path / "a"), f"b={tmp_path / 'a'}").stdout
+
+
 def test_reports_are_compared_query_by_query(
     folder: Path, domains: Path, model_file: Path, shop: Path, tmp_path: Path
 ) -> None:
