@@ -124,6 +124,7 @@ CONTENDERS = [
     Contender("info-nce", {"name": "info-nce"}, lambda pml: pml.losses.NTXentLoss(0.1), 128),
     Contender("circle", {"name": "circle"}, lambda pml: pml.losses.CircleLoss()),
     Contender("siglip", {"name": "siglip"}),
+    Contender("cosent", {"name": "cosent"}),
     Contender("margin", {"name": "margin"}, _margin, 512),
     Contender("n-pair", {"name": "n-pair"}, lambda pml: pml.losses.NPairsLoss()),
     Contender("n-pair symmetric", {"name": "n-pair", "negatives": "symmetric"}),

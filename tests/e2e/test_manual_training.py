@@ -16,7 +16,17 @@ from tests.e2e.test_manual import DOCS, GALLERY_PAGES, LEFT_OUT, PROGRAMS, REASO
 from tests.e2e.test_readme import CONTINUED, blocks, commands
 from tests.serve.model import DIM, write_model
 
-PAGES = ("training", "training_options", "tuning", "teach", "unlabelled", "losses", "backbones", "recipes")
+PAGES = (
+    "training",
+    "training_options",
+    "tuning",
+    "teach",
+    "unlabelled",
+    "pairs",
+    "losses",
+    "backbones",
+    "recipes",
+)
 OTHER_PAGES = ("tutorial", "stores", "hub")  # in test_readme.py, test_manual.py and test_hub.py
 # In place of data sets and weights to download, and of much work.
 REPLACED = {
@@ -71,6 +81,10 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "corrections.csv").write_text("".join(["path,label\n", *(f"{p},{p.parent}\n" for p in paths)]))
     rows = [f"shop/{path},{path.parent},department {int(path.parent.name) % 4}\n" for path in paths]
     (folder / "shop.csv").write_text("".join(["path,label,coarse\n", *rows]))
+    pairs = [
+        f"shop/{a},shop/{b},{int(a.parent == b.parent)}\n" for a, b in zip(paths, paths[4:], strict=False)
+    ]
+    (folder / "compared.csv").write_text("".join(["image_a,image_b,label\n", *pairs]))
     (methods,) = blocks("yaml", (DOCS / "tuning.md").read_text())
     (folder / "methods.yaml").write_text(methods)
     lookalike_here("index", "build", "shop.gallery", "shop", "--model", "model.onnx", cwd=folder)

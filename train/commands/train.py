@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--data", help=f"images:DIR (without labels), {DATA_HELP}")
+@click.option("--data", help=f"images:DIR (without labels), pairs:FILE (compared pairs), {DATA_HELP}")
 @click.option("--recipe", help="Recipe: a name (`lookalike recipes list`), or a YAML file of settings.")
 @click.option(
     "--set",
@@ -78,6 +78,11 @@ def train(
     \b
     Without labels, augmented views of an image are a class; see docs/unlabelled.md:
       lookalike train --data images:photos --out run --recipe instances
+
+    \b
+    Pairs that people compared, in a CSV or Parquet file with the columns image_a, image_b, and label
+    (same or different) or score; see docs/pairs.md:
+      lookalike train --data pairs:compared.csv --out run
 
     \b
     A small network learns to embed images as a large one does (distillation), with or without labels:
@@ -192,6 +197,7 @@ def _train(
             images = data_sets.load(config.data, unlabelled=True)
 
     from train.data.label_noise import noise_note
+    from train.data.pairs import contradiction_note
     from train.experiments import linear_probe
     from train.experiments.recipe_fit import check_recipe_fits
     from train.loop.agreement import check_agreement
@@ -212,7 +218,14 @@ def _train(
     check_recipe_fits(recipe, config, images)
     linear_probe.check_before_training(config, images)
     restriction = license_notice(weights_origin(config.model.backbone, config.model.weights).license)
-    notes += filter(None, [noise_note(images, config.noise), restriction and f"model.weights: {restriction}"])
+    notes += filter(
+        None,
+        [
+            noise_note(images, config.noise),
+            contradiction_note(images.pairs),
+            restriction and f"model.weights: {restriction}",
+        ],
+    )
     check_agreement(processes, config, images)
     group = join_process_group(config.device)
     for note in notes if group.is_main else ():
@@ -261,8 +274,13 @@ def _summary(out: Path, facts: dict[str, Any]) -> str:
     if facts["validation_classes"]:
         title, before, best = TITLES[facts["metric"]], facts["metric_before"], facts["metric_best"]
         held_out = f"{facts['validation_images']} held-out images of {facts['validation_classes']} classes"
+        if facts["validation_pairs"]:
+            held_out = f"{facts['validation_pairs']} pairs of {facts['validation_images']} held-out images"
         among = f" among {facts['distractors']:,} distractors" if facts["distractors"] else ""
-        text += f"; {title} on {held_out}{among} {before:.3f} -> {best:.3f} (epoch {facts['best_epoch']})"
+        low, high = facts["metric_interval"] or (None, None)
+        interval = "" if low is None else f" [{low:.3f}, {high:.3f}]"
+        text += f"; {title} on {held_out}{among} {before:.3f} -> {best:.3f}{interval}"
+        text += f" (epoch {facts['best_epoch']})"
         if facts["best_epoch"] == 0 and not facts["best_refused"]:
             text += ", so training found no more there, and the start is kept"
         features = facts["metric_of_features"]

@@ -39,6 +39,36 @@ class Splits(NamedTuple):
 
 
 @dataclass(frozen=True)
+class LabelledPairs:
+    """Pairs of the images of a data set.
+
+    Attributes:
+        first, second: int64 [P], positions in the list of images.
+        values: float64 [P]: 1 for the same and 0 for different, or scores, larger for more alike.
+        graded: Whether the values are scores.
+        contradictions: Pairs that are different although others connect them as the same.
+    """
+
+    first: np.ndarray
+    second: np.ndarray
+    values: np.ndarray
+    graded: bool
+    contradictions: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def among(self, positions: Sequence[int]) -> LabelledPairs:
+        """Return the pairs both of whose images are at these positions, numbered in their order."""
+        size = 1 + int(max(self.first.max(initial=-1), self.second.max(initial=-1)))
+        number = np.full(max(size, 1 + max(positions, default=0)), -1)
+        number[list(positions)] = np.arange(len(positions))
+        first, second = number[self.first], number[self.second]
+        kept = (first >= 0) & (second >= 0)
+        return LabelledPairs(first[kept], second[kept], self.values[kept], self.graded)
+
+
+@dataclass(frozen=True)
 class DataSet:
     """Training and test images.
 
@@ -52,6 +82,7 @@ class DataSet:
         transitions: Wrong class by true class for asymmetric label noise; empty if undefined.
         licence: Licence of the images, or "" if unknown.
         labelled: Whether the classes are known; without, every image is a class of its own.
+        pairs: Labelled pairs of the training images, instead of classes; `None` for none.
     """
 
     name: str
@@ -62,6 +93,7 @@ class DataSet:
     transitions: Mapping[str, str] = field(default_factory=dict)
     licence: str = ""
     labelled: bool = True
+    pairs: LabelledPairs | None = None
 
 
 def class_numbers(images: Sequence[LabelledImage]) -> np.ndarray:

@@ -55,6 +55,8 @@ def choose_start(dataset: DataSet, given: Changes, *, on_gpu: bool) -> Start:
         given: Settings that the user changes; they win over those of the recipe.
         on_gpu: Whether a GPU trains.
     """
+    if dataset.pairs is not None and not any(_covers(one, "loss") for one in given):
+        given = merge_changes({"loss": {"name": "cosent"}}, given)
     model = _section(given, "model")
     backbone, weights = model.get("backbone"), model.get("weights")
     if "weights" in model and weights is None:
@@ -91,7 +93,7 @@ def _recipe(dataset: DataSet, given: Changes, on_gpu: bool) -> tuple[str, str]:
     """Return a recipe for pretrained weights, and why."""
     if _section(given, "distill").get("teacher") is not None:
         return "distill", "it learns to embed as the teacher does"
-    if not dataset.labelled:
+    if not dataset.labelled and dataset.pairs is None:
         return "instances", (
             "every image is a class, as there are no labels; for photographs `lookalike adapt` gains more, "
             "without training"
@@ -117,6 +119,8 @@ def _head_settings(dataset: DataSet, given: Changes) -> tuple[Changes, str]:
     changes = {name: value for name, value in default.changes.items() if name not in known}
     stated = [f"{name} {to_line(value)}" for name, value in changes.items()]
     size = f"{pluralize(images, 'image')} of {classes:,} class{'es' * (classes != 1)}"
+    if dataset.pairs is not None:
+        size = f"{pluralize(len(dataset.pairs), 'pair')} of {pluralize(images, 'image')}"
     what = f"{', '.join(stated)} for {size}" if stated else size
     return changes, f"{what}: {default.why} ({PAGE})"
 

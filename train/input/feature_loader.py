@@ -11,13 +11,13 @@ import torch
 from retrieval.errors import ImageError
 from train.input.features import FeatureSet, Targets
 from train.input.loader import (
-    Labelled,
     LoadedBatch,
     batch_share,
     requests,
     successors,
     unreadable_class,
 )
+from train.input.sampler import Labelled
 from train.input.views import drawn_views
 
 
@@ -88,13 +88,17 @@ class FeatureLoader:
             count = len(positions)
             share = batch_share(count, self._rank, self._world_size)
             rows = self._rows[positions[share]]
+            replaced = self._used[positions[share]] != positions[share]
             features = self._views[0].vectors[rows]  # a copy
             if len(self._views) > 1:
                 drawn = np.array(drawn_views(len(self._views), self._seed, epoch, batch, count))[share]
                 for view, others in enumerate(self._views[1:], 1):
                     of_view = drawn == view
                     features[of_view] = others.vectors[rows[of_view]]
-            inputs, labels = torch.from_numpy(features), torch.from_numpy(request.labels(self._labels)[share])
+            inputs, labels = (
+                torch.from_numpy(features),
+                torch.from_numpy(request.labels(self._labels, share, replaced)),
+            )
             targets = None
             if self._targets is not None:
                 targets = self._targets.of(self._used[positions[share]]).to(self._device)

@@ -31,6 +31,7 @@ from train.input.cache import (
 )
 from train.input.features import Targets
 from train.input.resize import training_resize
+from train.input.sampler import Labelled
 from train.input.views import cut_views, drawn_views
 
 _CACHED_WORKERS = 8  # each crops 3,500 cached images of 224 pixels a second: more would only take memory
@@ -190,13 +191,6 @@ def default_workers(cores: int, device_type: str, *, decodes: bool, local_size: 
     return workers if decodes else min(workers, _CACHED_WORKERS)
 
 
-class Labelled(NamedTuple):
-    """Batch with labels of its own: positions and labels, int64 [B] each."""
-
-    positions: np.ndarray
-    labels: np.ndarray
-
-
 class BatchRequest(NamedTuple):
     """Request of one batch: positions int64 [B], as in `Loader.load`, and perhaps labels of its own."""
 
@@ -204,10 +198,20 @@ class BatchRequest(NamedTuple):
     number: int
     positions: np.ndarray
     own: np.ndarray | None = None
+    exact: bool = False
 
-    def labels(self, of_images: np.ndarray) -> np.ndarray:
-        """Return the labels of the batch, int64 [B], given those of all positions."""
-        return of_images[self.positions] if self.own is None else self.own
+    def labels(self, of_images: np.ndarray, share: slice, replaced: np.ndarray) -> np.ndarray:
+        """Return the labels of a share of the batch, int64 [b].
+
+        Args:
+            of_images: Labels of all positions.
+            share: Part of the batch.
+            replaced: Whether another image is in place of an unreadable one, bool [b].
+        """
+        labels: np.ndarray = of_images[self.positions[share]] if self.own is None else self.own[share].copy()
+        if self.exact:
+            labels[replaced] = -1
+        return labels
 
 
 def requests(
@@ -289,7 +293,8 @@ class _BatchDataset(Dataset[_Prepared | _Failure]):
         bad = [(image, error.reason, error.detail) for image, error in tried.items()]
         cut = self._views if self.config.augment.views else self._new
         squares, draws = cut(request, turns, share, chosen)
-        labels = torch.from_numpy(request.labels(self.labels)[share])
+        replaced = np.array([image for image, _ in chosen]) != images[share]
+        labels = torch.from_numpy(request.labels(self.labels, share, replaced))
         if self.augments:
             squares = apply_draws(squares, draws, self.config.preprocess.size)
         left = None if self.augments else draws

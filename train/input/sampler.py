@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
 from retrieval.errors import InputError
 from train.config import BatchConfig
+
+
+class Labelled(NamedTuple):
+    """Batch with labels of its own: positions and labels, int64 [B] each.
+
+    With `exact`, labels are of these very images: another one in place of an unreadable image has label -1.
+    """
+
+    positions: np.ndarray
+    labels: np.ndarray
+    exact: bool = False
 
 
 class ClassBatchSampler:
@@ -134,6 +146,35 @@ class ClassBatchSampler:
         others = [i for i in random.permutation(self._of_class[label]).tolist() if i not in exclude]
         repeated: list[int] = random.choice(self._of_class[label], max(0, count - len(others))).tolist()
         return others[:count] + repeated
+
+
+class PairBatchSampler:
+    """Sampler of batches of labelled pairs, drawn without replacement until all were drawn.
+
+    Args:
+        first, second: int64 [N], the images of each pair.
+        config: P and K: a batch has P x K / 2 pairs, or all if there are fewer. K is 2 then.
+        seed: Random seed; the batches of an epoch depend on it and the number of the epoch alone.
+
+    Attributes:
+        classes: Pairs in a batch.
+        per_class: 2, the images of a pair.
+        per_epoch: Batches per epoch.
+    """
+
+    def __init__(self, first: np.ndarray, second: np.ndarray, config: BatchConfig, seed: int) -> None:
+        self._images = np.stack([first, second], 1)
+        self._seed = seed
+        self.classes = min(config.classes * config.per_class // 2, len(first))
+        self.per_class = 2
+        self.per_epoch = config.per_epoch or max(1, len(first) // self.classes)
+
+    def epoch(self, number: int) -> Iterator[Labelled]:
+        """Yield the batches of one epoch: the two images of each pair in turn, labelled by its number."""
+        deck = _Deck(range(len(self._images)), np.random.default_rng([self._seed, number]))
+        for _ in range(self.per_epoch):
+            pairs = np.array(deck.draw(self.classes), np.int64)
+            yield Labelled(self._images[pairs].reshape(-1), np.repeat(pairs, 2), exact=True)
 
 
 def _members(labels: np.ndarray) -> list[np.ndarray]:

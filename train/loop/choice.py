@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from train.config import Config
 
@@ -15,7 +15,12 @@ FEWEST_QUERIES, FEWEST_CLASSES = 300, 20
 SATURATED = 0.95  # before training: what is left to gain is mostly wrong labels and near-duplicates
 _FROM_CEILING = 2  # standard errors below 1: for Recall@1, fewer than 4 wrong answers
 
-TITLES: Mapping[str, str] = {"recall_at_1": "Recall@1", "map_at_r": "MAP@R"}
+TITLES: Mapping[str, str] = {
+    "recall_at_1": "Recall@1",
+    "map_at_r": "MAP@R",
+    "auc": "AUC",
+    "spearman": "Spearman's correlation",
+}
 
 
 @dataclass(frozen=True)
@@ -24,13 +29,15 @@ class Score:
 
     Attributes:
         metric: The metric that chooses, a key of `values`.
-        values: Metric -> mean over the queries, in 0..1; always with Recall@1.
+        values: Metric -> mean over the queries, in 0..1; always with Recall@1. Of pairs the metric with the
+            ends of its interval, METRIC_low and METRIC_high.
         standard_error: Standard error of the metric that chooses, of a mean over independent queries; for
             Recall@1 the binomial one.
-        queries: Held-out images with another one of their class.
-        classes: Classes of these queries.
+        queries: Held-out images with another one of their class, or pairs of held-out images.
+        classes: Classes of these queries, or images of these pairs.
         distractors: Training images that are searched, too.
         found: What the queries should find, as the beginning of a phrase; empty for others of their class.
+        unit: What the queries are, in the plural: images or pairs.
     """
 
     metric: str
@@ -40,6 +47,7 @@ class Score:
     classes: int
     distractors: int
     found: str = ""
+    unit: Literal["images", "pairs"] = "images"
 
     @property
     def value(self) -> float:
@@ -58,9 +66,12 @@ class Score:
     def __str__(self) -> str:
         among = f" among {self.distractors:,} distractors" if self.distractors else ""
         value = f"{TITLES[self.metric]} {self.value:.4f} ± {self.standard_error:.4f}"
-        if self.metric != "recall_at_1":
+        if self.unit == "pairs":
+            low, high = (self.values[f"{self.metric}_{end}"] for end in ("low", "high"))
+            value = f"{TITLES[self.metric]} {self.value:.4f} [{low:.4f}, {high:.4f}]"
+        elif self.metric != "recall_at_1":
             value += f", Recall@1 {self.values['recall_at_1']:.4f},"
-        return f"{value} of {self.found}{self.queries:,} held-out images{among}"
+        return f"{value} of {self.found}{self.queries:,} held-out {self.unit}{among}"
 
 
 class EpochChoice:
@@ -71,6 +82,7 @@ class EpochChoice:
 
     Args:
         config: Configuration of the run.
+        metric: The metric that chooses; `None` for that of the settings.
 
     Attributes:
         best: Highest score so far, -1 before the first.
@@ -78,8 +90,8 @@ class EpochChoice:
         refusal: Why the choice was refused; `None` if it was not.
     """
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
+    def __init__(self, config: Config, metric: str | None = None) -> None:
+        self._config, self.metric = config, metric or config.split.metric
         self.best, self.since_best = -1.0, 0
         self.refusal: str | None = None
 
@@ -109,7 +121,7 @@ class EpochChoice:
         """Return the record of the best epoch among those of all scores so far; `None` if there are none."""
         if self.refusal is not None or not records:
             return records[-1] if records else None
-        return max(records, key=lambda record: float(record[self._config.split.metric]))
+        return max(records, key=lambda record: float(record[self.metric]))
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, JSON values."""
@@ -125,13 +137,14 @@ class EpochChoice:
         few = score.queries < FEWEST_QUERIES or score.classes < FEWEST_CLASSES
         if few:
             problem = (
-                f"{title} rests on {score.queries} held-out images of {score.classes} classes, and needs "
-                f"{FEWEST_QUERIES} of {FEWEST_CLASSES} to tell epochs apart"
+                f"{title} rests on {score.queries} held-out {score.unit} of {score.classes} "
+                f"{'images' if score.unit == 'pairs' else 'classes'}, and needs {FEWEST_QUERIES} of "
+                f"{FEWEST_CLASSES} to tell epochs apart"
             )
         elif epoch == 0 and score.value > SATURATED:
-            problem = f"{title} of the held-out images is saturated: {value} before training"
+            problem = f"{title} of the held-out {score.unit} is saturated: {value} before training"
         elif 1 - score.value <= _FROM_CEILING * score.standard_error:
-            problem = f"{title} of the held-out images is at its ceiling: {value} after epoch {epoch}"
+            problem = f"{title} of the held-out {score.unit} is at its ceiling: {value} after epoch {epoch}"
         else:
             return None
         counts = "the moving average after the last epoch" if self._config.ema else "the last epoch"
@@ -139,6 +152,8 @@ class EpochChoice:
         what = "hold out more (split.validation)" if few else "choose by split.metric=map_at_r"
         if not few and score.metric == "map_at_r":
             what = "search among more distractors (split.distractors)"
+        elif not few and score.unit == "pairs":
+            what = "hold out pairs that are harder to tell apart"
         return (
             f"split: {problem}; {counts} counts as the best{stopping}: {what}, or none (split.validation=0)"
         )

@@ -14,7 +14,7 @@ from train.config import Config
 from train.data import DataSet, class_numbers
 from train.data.splits import divide
 from train.input.resize import Resize
-from train.input.sampler import ClassBatchSampler
+from train.input.sampler import ClassBatchSampler, PairBatchSampler
 from train.loop.frozen_backbone import trains_on_features
 from train.loop.process_group import find_device
 from train.loop.run_folder import initial_model
@@ -37,8 +37,12 @@ def forecast_seconds(config: Config, dataset: DataSet) -> float | None:
     decoding = (time.perf_counter() - began) / len(paths)
     if not squares:
         return None
-    labels = class_numbers(divide(dataset, config).given)
-    sampler = ClassBatchSampler(labels, config.batch, config.seed)
+    sampler: ClassBatchSampler | PairBatchSampler
+    if dataset.pairs is not None:
+        sampler = PairBatchSampler(dataset.pairs.first, dataset.pairs.second, config.batch, config.seed)
+    else:
+        labels = class_numbers(divide(dataset, config).given)
+        sampler = ClassBatchSampler(labels, config.batch, config.seed)
     steps = config.epochs * sampler.per_epoch
     device = find_device(config.device)
     model = initial_model(config).to(device)
@@ -48,7 +52,7 @@ def forecast_seconds(config: Config, dataset: DataSet) -> float | None:
         passes = len(dataset.train) * (1 + (config.augment.views or 0))
         with torch.inference_mode():
             return passes * (decoding + _seconds(model, pixels)) + steps * _HEAD_STEP
-    passes = steps * sampler.classes * sampler.per_class
+    passes = steps * sampler.classes * sampler.per_class * (1 if config.mic.clusters is None else 2)
 
     def step(images: Tensor) -> None:
         model(images).sum().backward()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from retrieval.errors import ImageError
 from retrieval.metrics.ranking import NeighbourSearch
 from train.config import Config
+from train.input.sampler import ClassBatchSampler
 from train.loop.knn import neighbour_search
 from train.loop.shared_images import ImageSource
 from train.loop.training_data import TrainingData
@@ -39,6 +40,7 @@ class HardClasses(nn.Module):
 
     def __init__(self, data: TrainingData, source: ImageSource, config: Config) -> None:
         super().__init__()
+        assert isinstance(data.sampler, ClassBatchSampler), "pairs are refused"
         self._sampler, self._group = data.sampler, source.group
         self._search = neighbour_search(source.group.device)
         self._symmetries = config.augment.symmetries

@@ -10,9 +10,17 @@ from torch import nn
 from train.config import FITTED_INITS
 from train.loop.frozen_backbone import FrozenBackbone, fit_initial_head, trains_on_features
 from train.loop.process_group import ProcessGroup
-from train.loop.run_folder import Run, initial_auxiliary, initial_loss, initial_mic_loss, initial_model
+from train.loop.run_folder import (
+    Run,
+    initial_auxiliary,
+    initial_loss,
+    initial_mic_loss,
+    initial_model,
+    pair_loss,
+)
 from train.loop.training_data import TrainingData
 from train.loop.twin_encoder import AuxiliaryEncoder, TwinEncoder
+from train.losses.labelled_pairs import PairObjective
 from train.losses.mic import MicObjective
 from train.losses.objective import Objective
 from train.models.embedding_model import EmbeddingModel, synchronise_batch_norm
@@ -33,7 +41,7 @@ class Network:
     """
 
     model: EmbeddingModel
-    loss: Objective | MicObjective
+    loss: Objective | MicObjective | PairObjective
     ema: EmbeddingModel | None
     backbone: FrozenBackbone | None
     start_digest: str | None = None
@@ -81,7 +89,9 @@ def build_network(run: Run, data: TrainingData, group: ProcessGroup, *, show_pro
     """
     config = run.config
     objective = initial_loss(config, data.classes).to(group.device)
-    loss: Objective | MicObjective = objective
+    loss: Objective | MicObjective | PairObjective = objective
+    if data.pairs is not None:
+        loss = pair_loss(objective, data.pairs).to(group.device)
     model = initial_model(config).to(group.device)
     auxiliary = None
     if config.mic.clusters is not None:

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -36,11 +37,13 @@ from retrieval.errors import InputError
 from retrieval.files import atomic_write, link_or_copy, sha256_of
 from train import losses, settings
 from train.config import FITTED_INITS, Config, DistillConfig
+from train.data.dataset import LabelledPairs
 from train.loop.precision import resolve_precision
 from train.loop.process_group import find_device
 from train.loop.teacher import TEACHER_FILE
 from train.loop.twin_encoder import AuxiliaryEncoder
 from train.losses import Objective
+from train.losses.labelled_pairs import PairObjective
 from train.losses.mic import MicObjective
 from train.models.embedding_model import EmbeddingModel
 from train.models.lora import merge_adapters
@@ -428,6 +431,19 @@ def initial_mic_loss(configuration: Config, objective: Objective, count: int) ->
     )
     auxiliary = initial_loss(of_surrogates, mic.clusters or 0)
     return MicObjective(objective, auxiliary, mic.weight, count, (dim, mic.dim or dim))
+
+
+def pair_loss(objective: Objective, pairs: LabelledPairs) -> PairObjective:
+    """Return the loss of a run that learns from labelled pairs.
+
+    Raises:
+        InputError: The objective needs classes.
+    """
+    try:
+        values = torch.from_numpy(pairs.values.astype(np.float32))
+        return PairObjective(objective, values, graded=pairs.graded)
+    except ValueError as error:
+        raise InputError(f"loss: {error}; as --set loss='{{name: cosent}}'") from error
 
 
 def initial_auxiliary(configuration: Config, model: EmbeddingModel) -> AuxiliaryEncoder:

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from retrieval.errors import ImageError, InputError
 from retrieval.metrics import kmeans
 from train.config import BatchConfig, Config
-from train.input.loader import Labelled
-from train.input.sampler import ClassBatchSampler
+from train.input.sampler import ClassBatchSampler, Labelled
 from train.loop.shared_images import ImageSource
 from train.loop.training_data import TrainingData
 from train.loop.twin_encoder import AuxiliaryEncoder
@@ -44,6 +43,7 @@ class SurrogateClasses(nn.Module):
     def __init__(self, data: TrainingData, source: ImageSource, config: Config) -> None:
         super().__init__()
         assert config.mic.clusters is not None
+        assert isinstance(data.sampler, ClassBatchSampler)
         count = len(data.images)
         if config.mic.clusters > count:
             raise InputError(f"mic.clusters: there are {count} training images; set {count} or less")

@@ -27,6 +27,8 @@ from train.loop.interruption import Interrupted, Interruption
 from train.loop.malloc import keep_freed_memory
 from train.loop.network import build_network
 from train.loop.optimization import build_optimizer, rate_factor, set_learning_rates, update_ema
+from train.loop.pair_division import metric_of
+from train.loop.pair_validation import PairValidator
 from train.loop.precision import chosen_kernels
 from train.loop.process_group import join_process_group
 from train.loop.processes import LONGEST_START
@@ -112,11 +114,16 @@ class Trainer:
             self.loader = self.data.feature_loader(backbone.views(self.data.files))
         self.waiting_hint = WaitingHint(self.loader.cacheable)
         source = ImageSource(config, self.group, run.folder, backbone, self.show)
-        self.validator = Validator(self.data, source)
+        pairs, held_out = self.data.pairs, self.data.held_out_pairs
+        self.validator: Validator | PairValidator
+        if pairs is not None and held_out is not None:
+            self.validator = PairValidator(self.data.validation, held_out, source, self.data.files)
+        else:
+            self.validator = Validator(self.data, source)
         self.watcher = Watcher(dataset, self.data, source) if config.watch.split else None
         self.hard = HardClasses(self.data, source, config) if config.batch.hard_classes else None
         self.surrogates = SurrogateClasses(self.data, source, config) if config.mic.clusters else None
-        self.epoch, self.step, self.choice = 0, 0, EpochChoice(config)
+        self.epoch, self.step, self.choice = 0, 0, EpochChoice(config, metric_of(pairs) if pairs else None)
         self.signs = WarningSigns()
 
     def _check_steps(self) -> None:
@@ -338,7 +345,7 @@ class Trainer:
             self._watch(tracker, progress)
         if not ended:
             self.mine()
-        recall = None if score is None else score.values["recall_at_1"]
+        recall = None if score is None else score.values.get("recall_at_1")
         self._save_checkpoint("best" if is_best else "last", recall)
         if is_best and self.group.is_main:
             self.run.link_checkpoint("best", "last")
@@ -420,9 +427,9 @@ class Trainer:
         return self.network.modules(self.run) | {n: part for n, part in mined.items() if part is not None}
 
     def _summary(self) -> dict[str, Any]:
-        config = self.config
-        records = [record for record in self.run.metrics() if "recall_at_1" in record]
-        recalls = [record["recall_at_1"] for record in records]
+        metric, pairs = self.choice.metric, self.data.held_out_pairs
+        records = [record for record in self.run.metrics() if metric in record]
+        recalls = [record.get("recall_at_1") for record in records]
         best = self.choice.best_record(records)
         return {
             "run": str(self.run.folder),
@@ -432,13 +439,16 @@ class Trainer:
             "cached_features": self.network.on_features,
             "validation_classes": len({image.label for image in self.data.validation}),
             "validation_images": len(self.data.validation),
+            "training_pairs": len(self.data.pairs) if self.data.pairs else None,
+            "validation_pairs": len(pairs) if pairs else None,
             "recall_at_1_before": recalls[0] if recalls else None,
             "recall_at_1_last": recalls[-1] if recalls else None,
-            "recall_at_1_best": best["recall_at_1"] if best else None,
-            "metric": config.split.metric,
+            "recall_at_1_best": best.get("recall_at_1") if best else None,
+            "metric": metric,
             "metric_of_features": self._metric_of_features(),
-            "metric_before": records[0][config.split.metric] if best else None,
-            "metric_best": best[config.split.metric] if best else None,
+            "metric_before": records[0][metric] if best else None,
+            "metric_best": best[metric] if best else None,
+            "metric_interval": [best[f"{metric}_low"], best[f"{metric}_high"]] if best and pairs else None,
             "best_epoch": best["epoch"] if best else self.epoch,
             "best_refused": self.choice.refusal,
             "standard_error": best.get("standard_error") if best else None,
@@ -449,7 +459,7 @@ class Trainer:
         }
 
     def _metric_of_features(self) -> float | None:
-        key = f"{_OF_FEATURES}{self.config.split.metric}"
+        key = f"{_OF_FEATURES}{self.choice.metric}"
         return next((float(record[key]) for record in self.run.metrics() if key in record), None)
 
     def _watched_summary(self) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -17,8 +17,9 @@ from train.data.splits import divide, draw_distractors
 from train.input.feature_loader import FeatureLoader
 from train.input.features import FeatureSet, Targets
 from train.input.loader import Loader
-from train.input.sampler import ClassBatchSampler
+from train.input.sampler import ClassBatchSampler, Labelled, PairBatchSampler
 from train.loop.instances import check_unlabelled, write_copies
+from train.loop.pair_division import check_pairs, divide_pairs
 from train.loop.process_group import ProcessGroup
 from train.loop.teacher import embed_by_teacher
 
@@ -42,6 +43,8 @@ class TrainingData:
         copies: Augmented copies of held-out images, which search them; empty for labelled data, and with a
             teacher.
         labelled: Whether the classes are known.
+        pairs: Labelled pairs of the training images, instead of classes; `None` for none.
+        held_out_pairs: Those of the held-out images.
         distractors: Training images that the held-out ones are searched among, too, with their true labels.
         labels: int64 [symmetries * N], class numbers.
         classes: Number of classes, symmetries included.
@@ -66,14 +69,20 @@ class TrainingData:
         self._config, self._group, self._folder, self._show = config, group, folder, show_progress
         self.labelled = dataset.labelled
         self.files = [image.path for image in dataset.train]
-        if not dataset.labelled:
+        if dataset.pairs is not None:
+            check_pairs(config)
+        elif not dataset.labelled:
             check_unlabelled(config)
         self.clean, self.images, self.validation = divide(dataset, config)
         if config.patience and not self.validation and not config.split.refit:
             raise InputError("patience: no images are held out; raise split.validation, or set patience=null")
-        self.distractors = draw_distractors(self.clean, config.split, config.seed) if self.validation else []
+        self.pairs = self.held_out_pairs = None
+        if dataset.pairs is not None:
+            self.pairs, self.held_out_pairs = divide_pairs(dataset, self.images, self.validation)
+        has_distractors = self.validation and dataset.pairs is None
+        self.distractors = draw_distractors(self.clean, config.split, config.seed) if has_distractors else []
         self.copies: list[LabelledImage] = []
-        if not dataset.labelled and config.distill.teacher is None:
+        if not dataset.labelled and dataset.pairs is None and config.distill.teacher is None:
             self.copies = write_copies(folder / "copies", self.validation, config)
         if config.noise.rate and group.is_main:
             write_noise(folder / "noise.csv", self.clean, self.images)
@@ -91,7 +100,11 @@ class TrainingData:
             categories = class_categories(self.clean)
             names = sorted({image.label for image in self.images})
             category = np.array([categories[name] for name in names] * symmetries)
-        self.sampler = ClassBatchSampler(of_sampler, batch, config.seed, category)
+        self.sampler: ClassBatchSampler | PairBatchSampler
+        if self.pairs is not None:
+            self.sampler = PairBatchSampler(self.pairs.first, self.pairs.second, batch, config.seed)
+        else:
+            self.sampler = ClassBatchSampler(of_sampler, batch, config.seed, category)
         _check_division(self.sampler.classes * self.sampler.per_class, group)
 
     @cached_property
@@ -123,7 +136,9 @@ class TrainingData:
         """
         self.require_known_batches()
         epoch, number = divmod(step - 1, self.sampler.per_epoch)
-        return next(islice(self.sampler.epoch(epoch), number, None))
+        batches: Iterator[np.ndarray | Labelled] = self.sampler.epoch(epoch)
+        found = next(islice(batches, number, None))
+        return found.positions if isinstance(found, Labelled) else found
 
     def require_known_batches(self) -> None:
         """Raise an InputError unless the settings alone determine the batches."""

@@ -9,6 +9,7 @@
 
 from train.losses import (  # noqa: F401  (each registers its losses)
     contrast,
+    cosent,
     discrepancy,
     histograms,
     margin,

@@ -174,6 +174,8 @@ class SigmoidPairs(PairTerm):
         bias: First value.
     """
 
+    takes_pairs = True
+
     def __init__(self, scale: float = 10.0, bias: float = -10.0, *, mining: PairMiner | None = None) -> None:
         super().__init__(mining)
         require(scale > 0, "scale", scale, "above 0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,14 @@ from torch import Tensor, nn
 from train.losses.checks import check_batch, check_finite
 from train.losses.cross_batch_memory import CrossBatchMemory
 from train.losses.ops import masked_sum, ratio, sum_over_rows
-from train.losses.view import NormalizationGradient, Table, View
+from train.losses.view import NormalizationGradient, PairsView, Table, View
+
+
+class Pairs(NamedTuple):
+    """Values of the pairs of a batch; see `PairsView`."""
+
+    values: Tensor  # [P]
+    usable: Tensor  # [P] bool
 
 
 class Objective(nn.Module):
@@ -87,6 +95,7 @@ class Objective(nn.Module):
         ref_labels: Tensor | None = None,
         targets: Tensor | None = None,
         batch_as_candidates: bool = True,
+        pairs: Pairs | None = None,
     ) -> Tensor:
         """Return the objective of a batch, a scalar tensor in float32 or wider.
 
@@ -100,6 +109,8 @@ class Objective(nn.Module):
             targets: [B, T], the vectors of a teacher, for distillation.
             batch_as_candidates: With False, the references replace the batch as positives and negatives, as
                 in pytorch-metric-learning; for losses without alternate pairs.
+            pairs: Values of the pairs (0, 1), (2, 3), ... of the batch: these alone are compared, and the
+                labels are ignored. For objectives that `check_pairs` accepts.
 
         Raises:
             TypeError, ValueError: Wrong shapes, types or devices; on the CPU also values that are not finite,
@@ -126,7 +137,7 @@ class Objective(nn.Module):
                     f"embeddings have {points.shape[1]} dimensions, and dims end at {max(self.prefixes)}"
                 )
             value, view = self._over_prefixes(
-                points, labels, references, targets, batch_as_candidates, result
+                points, labels, references, targets, batch_as_candidates, result, pairs
             )
             for guard in guards:
                 value = value if guard is None else value * guard
@@ -143,8 +154,11 @@ class Objective(nn.Module):
         targets: Tensor | None,
         batch_as_candidates: bool,
         gradient: torch.dtype,
+        pairs: Pairs | None,
     ) -> tuple[Tensor, View]:
         """Return the weighted sum over the prefixes, and the view of the whole embeddings."""
+        if pairs is not None:
+            return self._over_pairs(points, pairs)
         if not self.prefixes:
             view = self._view(points, labels, references, targets, batch_as_candidates, gradient)
             return self.evaluate(view), view
@@ -157,6 +171,40 @@ class Objective(nn.Module):
             )
             value = value + weight * self.evaluate(view)
         return value, view
+
+    def _over_pairs(self, points: Tensor, pairs: Pairs) -> tuple[Tensor, View]:
+        value = points.new_zeros(())
+        for dim, weight in (self.prefixes or {points.shape[1]: 1.0}).items():
+            view = PairsView(
+                points[:, :dim],
+                *pairs,
+                normalization_gradient=self.normalization_gradient,
+                full_dim=points.shape[1],
+            )
+            value = value + weight * self.evaluate(view)
+        return value, view
+
+    def check_pairs(self, *, graded: bool) -> None:
+        """Check that the objective can be called with `pairs`.
+
+        Args:
+            graded: The values are scores.
+
+        Raises:
+            ValueError: It needs classes, or labels of the same and different.
+        """
+        graded_only = not getattr(self.term, "takes_scores", False)
+        if not getattr(self.term, "takes_pairs", False) or (graded and graded_only):
+            taken = "cosent" if graded else "cosent, contrastive, binomial-deviance and siglip"
+            kind = "pairs with scores" if graded else "labelled pairs"
+            raise ValueError(f"{kind} are learned by {taken}; name one of these")
+        for name, part in (
+            ("mining", getattr(self.term, "mining", None)),
+            ("regularizers", self.regularizers or None),
+            ("memory", self.memory),
+        ):
+            if part is not None:
+                raise ValueError(f"{name}: needs classes, and labelled pairs have none; leave it out")
 
     def _view(
         self,

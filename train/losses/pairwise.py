@@ -121,6 +121,8 @@ class Contrastive(PairTerm):
         positive_offset: 0 (the paper) or 1 (the authors' code); it changes the value, not the gradient.
     """
 
+    takes_pairs = True
+
     def __init__(
         self,
         threshold: float = 0.5,
@@ -166,6 +168,8 @@ class BinomialDeviance(PairTerm):
         reduction: Mean or sum over the anchors.
         slopes: Printed, as in RAW eq. 12, or normalized, as in the authors' code.
     """
+
+    takes_pairs = True
 
     def __init__(
         self,

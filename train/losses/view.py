@@ -270,6 +270,24 @@ class Table:
         return part
 
 
+class PairTable(Table):
+    """Similarities of P pairs, [P, 1]: the first image of each is an anchor with one candidate, the second.
+
+    Args:
+        cosine: [P, 1] dot products of unit vectors.
+        positive, negative: [P, 1] bool; neither for pairs that do not count.
+    """
+
+    def __init__(self, cosine: Tensor, positive: Tensor, negative: Tensor) -> None:
+        self.cosine = cosine
+        self.__dict__ |= {"positive": positive, "negative": negative, "_own": None}
+
+    def rows(self, which: slice, cosine: Tensor | None = None) -> PairTable:
+        """Return the table of some pairs, with other cosines if they are given."""
+        cosine = self.cosine[which] if cosine is None else cosine
+        return PairTable(cosine, self.positive[which], self.negative[which])
+
+
 class Members(NamedTuple):
     """Products within pairs: squared lengths, dot products, squared lengths of sum and difference."""
 
@@ -491,3 +509,33 @@ class View:
         point = Members(square, square, square, 4 * square, torch.zeros_like(square))
         p = self.pair_tables(normalized=normalized).p
         return PairTables(table[:P], table[:P], table[P : 2 * P], table[P : 2 * P], p, point)
+
+
+class PairsView(View):
+    """A batch of P pairs of images, each with a value: only the two images of a pair are compared.
+
+    Args:
+        embeddings: [2 P, D], raw: the two images of the first pair, of the second, and so on.
+        values: [P] 1 for the same and 0 for different, or scores, larger for more alike.
+        usable: [P] bool; pairs marked False are ignored.
+        normalization_gradient: As of `View`.
+        full_dim: As of `View`.
+    """
+
+    def __init__(
+        self,
+        embeddings: Tensor,
+        values: Tensor,
+        usable: Tensor,
+        *,
+        normalization_gradient: NormalizationGradient = "exact",
+        full_dim: int | None = None,
+    ) -> None:
+        pairs = torch.arange(len(embeddings), device=embeddings.device) // 2
+        super().__init__(embeddings, pairs, normalization_gradient=normalization_gradient, full_dim=full_dim)
+        self.values = values
+        self.counted = usable
+        cosine = (self.unit[0::2] * self.unit[1::2]).sum(1, keepdim=True)
+        positive, negative = (values == 1) & usable, (values == 0) & usable
+        table = PairTable(cosine, positive[:, None], negative[:, None])
+        self.__dict__ |= {"anchors": table, "within": table}

@@ -14,7 +14,7 @@ NAMES = {
     "lifted-generalized", "contrastive", "binomial-deviance", "raw", "multi-similarity", "equal-weight",
     "n-pair", "angular", "angular-n-pair", "margin", "proxy-nca", "proxy-anchor", "soft-triple",
     "normalized-softmax", "histogram", "fast-ap", "recall-at-k", "smooth-ap",
-    "supcon", "info-nce", "circle", "siglip",
+    "supcon", "info-nce", "circle", "siglip", "cosent",
 }  # fmt: skip
 REGULARIZERS = {"wasserstein", "mmd-laplacian", "mmd-gaussian", "energy", "cross-entropy", "spread-out"}
 MINERS = {"triplet", "vthm", "rand-disjoint"}

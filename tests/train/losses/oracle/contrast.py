@@ -101,3 +101,14 @@ def siglip(
         near, far = select([s[i][j] for j in positives(y, i)], [s[i][k] for k in negatives(y, i)], mining)
         total += sum(softplus(-scale * t - bias) for t in near) + sum(softplus(scale * t + bias) for t in far)
     return total / len(y)
+
+
+def cosent(x: np.ndarray, y: Labels, scale: float = 20.0) -> float:
+    """log(1 + Σ e^{λ (s_q − s_p)}), p the positives and q the negatives of all anchors (Su 2022)."""
+    s, total = similarities(x), 0.0
+    for i in range(len(y)):
+        for p in positives(y, i):
+            for j in range(len(y)):
+                for q in negatives(y, j):
+                    total += math.exp(scale * (s[j][q] - s[i][p]))
+    return math.log(1 + total)

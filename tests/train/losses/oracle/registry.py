@@ -411,8 +411,10 @@ CONTRAST = [
             ("info-nce", contrast.info_nce),
             ("circle", contrast.circle),
             ("siglip", contrast.siglip),
+            ("cosent", contrast.cosent),
         ]
     ),
+    Variant("cosent_scale", {"name": "cosent", "scale": 3.0}, partial(contrast.cosent, scale=3.0)),
     *(
         Variant(
             f"{function.__name__}_guard_{guard}",
