@@ -13,6 +13,7 @@ from train.losses.distillation import Distillation
 from train.losses.matryoshka import prefix_weights
 from train.losses.negatives import NegativeSource
 from train.losses.objective import Objective
+from train.losses.pml import PMLMiner, build_pml, build_pml_miner, is_pml
 from train.losses.registry import (
     WORDS,
     Entry,
@@ -55,7 +56,7 @@ def build(
             of past embeddings to keep (0 for none) or a mapping with `size` and `warmup`;
             `normalization_gradient`, exact or ignored (see Objective); `dims`, prefixes of the embedding that
             are trained, too, with `dim_weights` (see matryoshka). Without `name` there must be regularizers.
-            A name `pml:Class` builds that loss of pytorch-metric-learning.
+            A name `pml:Class` builds that loss, or in `mining` that miner, of pytorch-metric-learning.
         num_classes: Number of training classes; required by losses with proxies and by classifiers.
         embedding_dim: Embedding dimension; required by those, by a memory and by `dims`.
         per_class: Samples of every class in a batch, if all have the same number: faster transport on
@@ -97,14 +98,14 @@ def build(
     term: nn.Module | None = None
     if name is None and spec:
         raise ValueError(f"{', '.join(map(repr, spec))} given without the `name` of a loss")
-    if isinstance(name, str) and name.startswith("pml:"):
-        from train.losses.pml import build_pml
-
+    if isinstance(name, str) and is_pml(name):
         term = build_pml(name, spec, supplied)
         if prefixes and next(term.parameters(), None) is not None:
             raise ValueError(f"dims: {name!r} has weights of one dimension; leave dims out")
     elif name is not None:
         term = _term(find("loss", name), spec, supplied)
+    if memory is not None and isinstance(getattr(term, "mining", None), PMLMiner):
+        raise ValueError("memory: the miners of pytorch-metric-learning see the batch alone; leave one out")
     return Objective(term, regularizers, memory, gradient, prefixes)
 
 
@@ -119,6 +120,10 @@ def _list(parts: Any) -> Sequence[Any]:
 def _term(entry: Entry, spec: dict[str, Any], supplied: Mapping[str, int | None]) -> nn.Module:
     source, source_entry = _source(entry, spec)
     miner = _miner(entry, spec)
+    if isinstance(miner, PMLMiner) and source is not None:
+        raise ValueError(
+            "mining: the miners of pytorch-metric-learning choose samples; leave negatives out, or mining"
+        )
     parts = {
         p.name: part
         for p in signature(entry.cls)
@@ -162,6 +167,11 @@ def _miner(entry: Entry, spec: dict[str, Any]) -> Any:
         )
     own = dict(given)
     name = own.pop("name", "triplet")
+    if is_pml(name):
+        if "vthm" not in entry.mining:
+            refusal = "of pytorch-metric-learning's miners, our pair losses and its own losses take any"
+            raise ValueError(f"{entry.name!r} does not take mining {name!r}: {refusal}")
+        return build_pml_miner(given)
     miner = find("mining", name)
     _check_accepted(entry, miner, entry.mining)
     check_effects(miner, check_parameters(miner, own))

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from train.losses.mining import PairMiner, VariableThresholdMiner
 from train.losses.negatives import NegativeSource
 from train.losses.ops import masked_sum, ratio, sum_over_rows
+from train.losses.pml import PMLMiner
 from train.losses.registry import Inert, register, require
 from train.losses.triplet import SOURCES
 from train.losses.view import View
@@ -61,16 +62,20 @@ class PairTerm(nn.Module):
 
     def __init__(self, mining: PairMiner | None) -> None:
         super().__init__()
-        self.mining = mining
+        self.mining: PairMiner | PMLMiner | None = mining
 
     def forward(self, view: View) -> Tensor:
         table = view.anchors
+        chosen = self.mining.masks(view) if isinstance(self.mining, PMLMiner) else None
 
         def terms(rows: slice, far: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             part = table.rows(rows, table.cosine[rows] if scored else far)
             (near, positive), negative = part.near(far), part.negative
             pairs = positive.count_nonzero() + negative.count_nonzero()
-            if self.mining is not None:
+            if chosen is not None:
+                positive = positive & part.near(chosen[0][rows])[0]
+                negative = negative & chosen[1][rows]
+            elif self.mining is not None and not isinstance(self.mining, PMLMiner):
                 own = part.near(part.cosine)[0] if scored else near
                 positive, negative = self.mining.select(own, positive, part.cosine, negative, dim=view.dim)
             active = positive.count_nonzero() + self.active(far, negative).count_nonzero()
@@ -305,6 +310,7 @@ class MultiSimilarity(PairTerm):
         positive = torch.cat([first, second], 1) & view.pair_valid[:, None]
         kept_positive, kept_negative = positive, negative
         if self.mining is not None:
+            assert not isinstance(self.mining, PMLMiner), "refused with a source"
             kept_positive, kept_negative = self.mining.select(both, positive, closest, negative, dim=view.dim)
             if self.positive_rule == "batch":
                 samples = torch.cat(members.negative.split(pairs)[:2], 1)  # [P, 2C]

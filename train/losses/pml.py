@@ -1,9 +1,10 @@
-"""Adapters for pytorch-metric-learning (PML): its losses in our objectives, ours in its programs."""
+"""Adapters for pytorch-metric-learning (PML): its losses and miners here, our losses in its programs."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -14,18 +15,56 @@ from train.losses.objective import Objective
 from train.losses.view import Measure, View
 
 
+class PMLMiner:
+    """Miner of pytorch-metric-learning, for its losses and for our pair losses.
+
+    It sees the raw embeddings of a batch, and compares them by its own distance.
+    """
+
+    def __init__(self, miner: nn.Module) -> None:
+        self.miner = miner
+
+    def indices(self, view: View) -> tuple[Tensor, ...]:
+        """Return the positions of the chosen triplets, three [T], or pairs, two [P] and two [Q].
+
+        Raises:
+            ValueError: There are references.
+        """
+        if view.references is not None:
+            raise ValueError("the miners of pytorch-metric-learning see the batch alone; give no references")
+        found: tuple[Tensor, ...] = self.miner(view.embeddings.detach(), view.labels.long())
+        return found
+
+    def masks(self, view: View) -> tuple[Tensor, Tensor]:
+        """Return the masks of the positives and of the negatives that are in a chosen pair, [B, B] each."""
+        found = self.indices(view)
+        anchors, positives, others, negatives = found if len(found) == 4 else (*found[:2], found[0], found[2])
+        masks = torch.zeros(2, view.batch, view.batch, dtype=torch.bool, device=view.labels.device)
+        masks[0, anchors, positives] = True
+        masks[1, others, negatives] = True
+        return masks[0], masks[1]
+
+
 class PMLTerm(nn.Module):
-    """Loss of pytorch-metric-learning as a term of an objective."""
+    """Loss of pytorch-metric-learning as a term of an objective.
+
+    Args:
+        loss: The loss.
+        mining: A miner of the same library; `None` for none.
+    """
 
     paired = False
     measure: Measure = "dot"  # takes raw embeddings; whether it normalises them is up to it
 
-    def __init__(self, loss: nn.Module) -> None:
+    def __init__(self, loss: nn.Module, mining: PMLMiner | None = None) -> None:
         super().__init__()
-        self.loss = loss
+        self.loss, self.mining = loss, mining
 
     def forward(self, view: View) -> Tensor:
         labels = view.labels.long()
+        if self.mining is not None:
+            mined: Tensor = self.loss(view.embeddings, labels, self.mining.indices(view))
+            return mined
         if view.references is None:
             value: Tensor = self.loss(view.embeddings, labels)
             return value
@@ -85,8 +124,18 @@ _SIZES = {
 }
 """Arguments of PML's constructors that the caller of `build` knows, with our names for them."""
 
-_UNUSABLE = ("BaseMetricLossFunction", "GenericPairLoss", "ManifoldLoss", "VICRegLoss")
-"""Abstract ones, and those that PML refuses to call with labels."""
+_UNUSABLE = (
+    *("BaseMetricLossFunction", "GenericPairLoss", "ManifoldLoss", "VICRegLoss"),
+    *("BaseMiner", "EmbeddingsAlreadyPackagedAsTriplets"),
+)
+"""Abstract ones, those that PML refuses to call with labels, and one for batches that are triplets."""
+
+_PREFIX, _EXAMPLE = "pml:", "pml:MultiSimilarityMiner"
+
+
+def is_pml(name: object) -> bool:
+    """Return whether a name is of a class of pytorch-metric-learning: `pml:Class`."""
+    return isinstance(name, str) and name.startswith(_PREFIX)
 
 
 def build_pml(name: str, parameters: Mapping[str, Any], supplied: Mapping[str, int | None]) -> PMLTerm:
@@ -94,33 +143,62 @@ def build_pml(name: str, parameters: Mapping[str, Any], supplied: Mapping[str, i
 
     Args:
         name: Name with its prefix.
-        parameters: Keyword arguments of the class.
+        parameters: Keyword arguments of the class; `mining`, a mapping with the name of a miner of the same
+            library, `pml:Class`, and its parameters.
         supplied: `num_classes` and `embedding_dim`, for a class that requires them.
 
     Raises:
-        ValueError: The package is not installed, an unknown class or parameter, with similar names, or a
-            missing one.
+        ValueError: The package is not installed, an unknown class or parameter, with similar names, a missing
+            one, or a miner of ours.
     """
+    own = dict(parameters)
+    mining = own.pop("mining", None)
+    if mining is not None and not (isinstance(mining, Mapping) and is_pml(mining.get("name"))):
+        raise ValueError(f"{name!r} takes miners of pytorch-metric-learning alone, as {{name: {_EXAMPLE}}}")
+    loss = _instance(name, "losses", "BaseMetricLossFunction", "loss {!r} of labelled images", own, supplied)
+    return PMLTerm(loss, None if mining is None else build_pml_miner(mining))
+
+
+def build_pml_miner(spec: Mapping[str, Any]) -> PMLMiner:
+    """Build the miner that a mapping describes, with `name`, `pml:Class`, and its parameters.
+
+    Raises:
+        ValueError: The package is not installed, or an unknown class or parameter, with similar names.
+    """
+    own = dict(spec)
+    return PMLMiner(_instance(own.pop("name"), "miners", "BaseMiner", "miner {!r}", own, {}))
+
+
+def _instance(
+    name: str,
+    module: str,
+    base: str,
+    kind: str,
+    parameters: Mapping[str, Any],
+    supplied: Mapping[str, int | None],
+) -> nn.Module:
+    """Build an object of a class of a module of PML."""
     try:
-        from pytorch_metric_learning import losses
+        found = import_module(f"pytorch_metric_learning.{module}")
     except ImportError as missing:
         raise ValueError(
             f"{name!r} needs pytorch-metric-learning; install it: pip install pytorch-metric-learning"
         ) from missing
     known: dict[str, Any] = {
         key: cls
-        for key, cls in vars(losses).items()
-        if inspect.isclass(cls) and issubclass(cls, losses.BaseMetricLossFunction) and key not in _UNUSABLE
+        for key, cls in vars(found).items()
+        if inspect.isclass(cls) and issubclass(cls, getattr(found, base)) and key not in _UNUSABLE
     }
-    wanted = name.removeprefix("pml:")
+    wanted = name.removeprefix(_PREFIX)
     if wanted not in known:
-        hint = did_you_mean(wanted, known)
-        raise ValueError(f"pytorch-metric-learning has no loss {wanted!r} of labelled images; {hint}")
+        what = kind.format(wanted)
+        raise ValueError(f"pytorch-metric-learning has no {what}; {did_you_mean(wanted, known)}")
     taken = _parameters(known[wanted])
     for key in parameters:
         if key not in taken:
             raise ValueError(f"{name!r} has no parameter {key!r}; {did_you_mean(str(key), taken)}")
-    return PMLTerm(known[wanted](**_completed(name, known[wanted], taken, parameters, supplied)))
+    built: nn.Module = known[wanted](**_completed(name, known[wanted], taken, parameters, supplied))
+    return built
 
 
 def _completed(

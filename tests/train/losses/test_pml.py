@@ -16,6 +16,7 @@ from train.losses.pml import PMLCall
 
 pml = pytest.importorskip("pytorch_metric_learning")
 from pytorch_metric_learning import losses as pml_losses  # noqa: E402
+from pytorch_metric_learning import miners as pml_miners  # noqa: E402
 from pytorch_metric_learning import trainers  # noqa: E402
 from pytorch_metric_learning.distances import CosineSimilarity  # noqa: E402
 from pytorch_metric_learning.reducers import MeanReducer  # noqa: E402
@@ -246,9 +247,126 @@ def test_missing_package_is_reported() -> None:
         "import sys; sys.modules['pytorch_metric_learning'] = None\n"
         "from train import losses\n"
         "losses.build({'name': 'raw'})\n"
-        "try: losses.build({'name': 'pml:MultiSimilarityLoss'})\n"
-        "except ValueError as error: print(error)\n"
+        "mined = {'name': 'raw', 'mining': {'name': 'pml:HDCMiner'}}\n"
+        "for spec in ({'name': 'pml:MultiSimilarityLoss'}, mined):\n"
+        "    try: losses.build(spec)\n"
+        "    except ValueError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.count("\n") == 1
-    assert "pip install pytorch-metric-learning" in done.stdout
+    assert done.stdout.count("\n") == done.stdout.count("pip install pytorch-metric-learning") == 2
+
+
+# ---- PML's miners
+
+MINERS: list[tuple[str, dict[str, Any]]] = [
+    ("AngularMiner", {"angle": 25}),
+    ("BatchEasyHardMiner", {"pos_strategy": "hard", "neg_strategy": "semihard"}),
+    ("BatchHardMiner", {}),
+    ("DistanceWeightedMiner", {"cutoff": 0.4}),
+    ("HDCMiner", {"filter_percentage": 0.3}),
+    ("MultiSimilarityMiner", {"epsilon": 0.05}),
+    ("PairMarginMiner", {"pos_margin": 0.3, "neg_margin": 0.9}),
+    ("TripletMarginMiner", {"margin": 0.1, "type_of_triplets": "semihard"}),
+    ("UniformHistogramMiner", {"num_bins": 10, "pos_per_bin": 3, "neg_per_bin": 4}),
+]
+
+
+def test_every_miner_of_pml_is_tested() -> None:
+    public = {name for name, cls in vars(pml_miners).items() if isinstance(cls, type)}
+    assert {name for name, _ in MINERS} == public - {"BaseMiner", "EmbeddingsAlreadyPackagedAsTriplets"}
+
+
+@pytest.mark.parametrize(("name", "parameters"), MINERS, ids=[name for name, _ in MINERS])
+@pytest.mark.parametrize("loss", ["TripletMarginLoss", "ContrastiveLoss"])
+def test_pml_losses_take_pml_miners(name: str, parameters: dict[str, Any], loss: str) -> None:
+    """The same random numbers give the same choice."""
+    ours = losses.build({"name": f"pml:{loss}", "mining": {"name": f"pml:{name}", **parameters}})
+    miner, theirs = getattr(pml_miners, name)(**parameters), getattr(pml_losses, loss)()
+    torch.manual_seed(5)
+    found = gradient(ours)
+    torch.manual_seed(5)
+    wanted = gradient(lambda x, y: theirs(x, y, miner(x, y)))
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(("name", "parameters"), MINERS, ids=[name for name, _ in MINERS])
+@pytest.mark.parametrize("loss", ["contrastive", "siglip"])
+def test_our_pair_losses_take_pml_miners(name: str, parameters: dict[str, Any], loss: str) -> None:
+    """By a loop over the pairs that PML's miner returns, each once."""
+    mining = {"name": f"pml:{name}", **parameters}
+    module = losses.build({"name": loss, "mining": mining}).double()
+    miner = getattr(pml_miners, name)(**parameters)
+    torch.manual_seed(5)
+    value, slope = gradient(module)
+    torch.manual_seed(5)
+    found = miner(X, Y)
+    a, p, b, n = found if len(found) == 4 else (found[0], found[1], found[0], found[2])
+    assert len(a) > 0
+
+    def by_loops(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z = torch.nn.functional.normalize(x, dim=1)
+        total = 0.0 * x.sum()
+        for i, j in {*zip(a.tolist(), p.tolist(), strict=True)}:
+            s = z[i] @ z[j]
+            total = total + (-s if loss == "contrastive" else torch.nn.functional.softplus(10 - 10 * s))
+        for i, j in {*zip(b.tolist(), n.tolist(), strict=True)}:
+            s = z[i] @ z[j]
+            if loss == "contrastive":
+                total = total + torch.relu(s - 0.5)
+            else:
+                total = total + torch.nn.functional.softplus(10 * s - 10)
+        return total / len(x)
+
+    wanted, wanted_slope = gradient(by_loops)
+    torch.testing.assert_close(value, wanted)
+    torch.testing.assert_close(slope, wanted_slope)
+
+
+def test_pml_multi_similarity_miner_equals_vthm() -> None:
+    """Their miner and ours choose the same pairs."""
+    ours = losses.build({"name": "multi-similarity", "mining": {"name": "vthm", "margin": 0.1}})
+    theirs = losses.build(
+        {"name": "multi-similarity", "mining": {"name": "pml:MultiSimilarityMiner", "epsilon": 0.1}}
+    )
+    for a, b in zip(gradient(ours), gradient(theirs), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+MS_MINER = {"name": "pml:MultiSimilarityMiner"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"name": "contrastive", "mining": {"name": "pml:MultiSimMiner"}}, "did you mean 'MultiSimilarityM"),
+        ({"name": "contrastive", "mining": {**MS_MINER, "epsilom": 1}}, "has no parameter 'epsilom'"),
+        ({"name": "contrastive", "mining": {"name": "pml:BaseMiner"}}, "has no miner 'BaseMiner'"),
+        ({"name": "triplet", "mining": MS_MINER}, "our pair losses and its own losses take any"),
+        ({"name": "raw", "negatives": "optimal", "mining": MS_MINER}, "leave negatives out"),
+        ({"name": "contrastive", "memory": 10, "mining": MS_MINER}, "see the batch alone"),
+        ({"name": "pml:ContrastiveLoss", "mining": {"name": "vthm"}}, "takes miners of pytorch-metric"),
+        ({"name": "pml:ContrastiveLoss", "mining": "hard"}, "takes miners of pytorch-metric-learning"),
+    ],
+)  # fmt: skip
+def test_miners_that_do_not_fit_are_refused(spec: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        losses.build(spec, embedding_dim=6)
+
+
+def test_training_with_a_pml_miner(tmp_path: Path, shop: Path) -> None:
+    """By the command: of a loss of ours and of one of theirs; a resumed run needs no other setting."""
+    for name in ("contrastive", "pml:TripletMarginLoss"):
+        out = tmp_path / name.replace(":", "-")
+        words = ["train", "--data", f"folder:{shop}", "--out", str(out), "--set", "epochs=1"]
+        words += ["--recipe", "scratch", "--set", "preprocess.size=24", "--set", "model.embedding_dim=8"]
+        loss = f"loss={{name: '{name}', mining: {{name: 'pml:BatchEasyHardMiner', pos_strategy: hard}}}}"
+        lookalike_here(*words, "--set", loss)
+        lookalike_here("train", "--out", str(out), "--resume")
+
+
+def test_miners_refuse_references() -> None:
+    for name in ("contrastive", "pml:ContrastiveLoss"):
+        module = losses.build({"name": name, "mining": MS_MINER})
+        with pytest.raises(ValueError, match="see the batch alone"):
+            module(X, Y, ref_embeddings=REF_X, ref_labels=REF_Y)
