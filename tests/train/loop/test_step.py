@@ -20,6 +20,7 @@ from train.loop.optimization import build_optimizer
 from train.loop.process_group import ProcessGroup
 from train.loop.processes import Processes
 from train.loop.step import Step
+from train.losses.labelled_pairs import PairObjective
 from train.losses.mic import MicObjective
 from train.models.embedding_model import EmbeddingModel
 
@@ -31,6 +32,7 @@ SPECS = [
     {"name": "proxy-anchor"},
     {"name": "recall-at-k", "mixup": True},
     {"name": "proxy-anchor", "mic": 3.0},
+    {"name": "cosent", "pairs": [1.0, 0.0, 0.0, 1.0, 0.0, 1.0]},
 ]
 CHUNKS = (None, 5)
 
@@ -54,12 +56,14 @@ def pixels() -> Tensor:
 def parts(spec: dict, *extra: nn.Module) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = Network(*extra)
+    own = {key: value for key, value in spec.items() if key not in ("mic", "pairs")}
     if "mic" in spec:  # the network's outputs are embeddings, auxiliary ones and their projection
-        plain = {key: value for key, value in spec.items() if key != "mic"}
-        parts_ = [losses.build(plain, num_classes=6, embedding_dim=dim) for dim in (2, 4)]
+        parts_ = [losses.build(own, num_classes=6, embedding_dim=dim) for dim in (2, 4)]
         loss: nn.Module = MicObjective(*parts_, spec["mic"], 12, (2, 4))
     else:
-        loss = losses.build(spec, num_classes=6, embedding_dim=8)
+        loss = losses.build(own, num_classes=6, embedding_dim=8)
+    if "pairs" in spec:  # labels are the numbers of pairs
+        loss = PairObjective(loss, torch.tensor(spec["pairs"]), graded=False)
     return model, loss, torch.optim.SGD([*model.parameters(), *loss.parameters()], lr=0.1)
 
 
