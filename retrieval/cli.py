@@ -68,6 +68,10 @@ TOPICS = {
             "retrieval.commands.calibrate:calibrate",
             "Learn the probability that a hit shows the same thing as the query, from labels.",
         ),
+        "coverage": (
+            "retrieval.commands.coverage:coverage",
+            "Show what visitors searched for and did not find, and which labels would help.",
+        ),
     },
     "Models and data": {
         "model": (

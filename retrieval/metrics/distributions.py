@@ -1,4 +1,4 @@
-"""Tails of Student's t and of fair coins, without SciPy: it would be a third of the base installation."""
+"""Tails of Student's t, of fair coins and of draws, without SciPy: a third of the base installation."""
 
 from __future__ import annotations
 
@@ -96,6 +96,24 @@ def _quadrature() -> tuple[np.ndarray, np.ndarray]:
 def coin_tail(heads: int, throws: int) -> float:
     """Return the probability that a fair coin shows at most so many heads."""
     return 1.0 if heads >= throws else incomplete_beta(throws - heads, heads + 1, 0.5, 0.5)
+
+
+def draws_tail(drawn: int, draws: int, marked: int, count: int) -> float:
+    """Return the probability to draw at least so many marked ones, without replacement (hypergeometric).
+
+    Args:
+        drawn: Number of marked ones that were drawn.
+        draws: Number of draws.
+        marked: Number of marked ones among all.
+        count: Number of all.
+    """
+
+    def ways(n: int, k: int) -> float:
+        return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+
+    low, high = max(drawn, draws + marked - count, 0), min(draws, marked)
+    logs = (ways(marked, x) + ways(count - marked, draws - x) for x in range(low, high + 1))
+    return min(1.0, math.fsum(math.exp(one - ways(count, draws)) for one in logs))
 
 
 def _nonzero(x: float) -> float:

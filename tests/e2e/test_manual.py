@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from retrieval import Gallery
+from retrieval.storage.query_log import LoggedSearch, QueryLog, new_id
 from serve.client import Client
 from tests.conftest import draw, draw_classes, lookalike_here
 from tests.e2e.test_readme import blocks, commands
@@ -24,6 +26,7 @@ from tests.serve.serving import SERVE, Server, serving
 
 DOCS = Path(__file__).parents[2] / "docs"
 GALLERY_PAGES = (
+    "coverage",
     "text",
     "bridge",
     "filters",
@@ -77,14 +80,23 @@ def place(tmp_path_factory: pytest.TempPathFactory, shop: Path, pair_file: Path)
     words = ("--metadata", "shop.csv", "--model", "pair.zip")
     for name in ("shop", "train", "test"):
         lookalike_here("index", "build", f"{name}.gallery", "shop", *words)
+    log_searches(folder / "searches", folder / "shop.gallery")
     yield folder
     os.chdir(before)
+
+
+def log_searches(folder: Path, place: Path) -> None:
+    """Log as many searches as a gallery has images."""
+    gallery = Gallery.open(place)
+    stored = gallery.embeddings()
+    searches = [LoggedSearch(new_id(), "vector", vector, (), None, []) for vector in stored.vectors]
+    QueryLog(folder).append(place.name, gallery.fingerprint, searches)
 
 
 @pytest.fixture(scope="module")
 def server(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     scratch = tmp_path_factory.mktemp("scratch")
-    words = [*SERVE, str(place / "shop.gallery"), "--allow-changes"]
+    words = [*SERVE, str(place / "shop.gallery"), "--allow-changes", "--query-log", str(place / "log")]
     with serving(words, scratch, forked=True) as running:
         yield running
 

@@ -18,9 +18,11 @@ from retrieval.curation.quality import inspect_gallery
 from retrieval.curation.suspects import find_suspects
 from retrieval.curation.thinning import plan_thinning
 from retrieval.evaluation.calibration_fit import calibrate
+from retrieval.evaluation.coverage import measure_coverage
 from retrieval.galleries.inapplicable import INAPPLICABLE
 from retrieval.ingest.sync import RemovalLimit, sync
 from retrieval.ingest.watch import watch
+from retrieval.storage.query_log import LoggedSearch, QueryLog, new_id
 from retrieval.stores.engine import Engine
 from tests.conftest import draw, lookalike_here
 from tests.retrieval.galleries.conftest import COUNT, Catalogue, Kind, close
@@ -282,6 +284,28 @@ def test_calibration(gallery: Gallery) -> None:
     calibration, quality = calibrate(gallery, None, absent=0.5, queries=100)
     assert calibration.fingerprint == gallery.fingerprint
     assert quality.queries > 0
+
+
+def test_coverage(gallery: Gallery, catalogue: Catalogue, tmp_path: Path) -> None:
+    """The nearest images are those of the stored vectors, without the image that is the query."""
+    by_key = {row.key: row.vector for row in catalogue.rows}
+    ids = gallery.select(where="id > 0")
+    items = gallery.items(ids)
+    vectors = np.stack([by_key[items[number].key] for number in ids])
+    queries = vectors[::3]
+    log = QueryLog(tmp_path / "log")
+    searches = [
+        LoggedSearch(new_id(), "item", vector, (number,), None, [])
+        for number, vector in zip(ids[::3], queries, strict=True)
+    ]
+    log.append(gallery.folder.name, gallery.fingerprint, searches)
+    scores = queries @ vectors.T
+    scores[np.arange(len(queries)), np.arange(0, len(ids), 3)] = -2
+    found = {ids[row] for row in np.argsort(-scores, axis=1)[:, :10].ravel().tolist()}
+    coverage = measure_coverage(gallery, tmp_path / "log")
+    assert (coverage.searches, coverage.images, coverage.pictures) == (len(queries), COUNT, 0)
+    assert abs(coverage.never - (COUNT - len(found))) <= 1, "but for images that are there twice"
+    assert {*coverage.unseen}.isdisjoint(found) or coverage.never != COUNT - len(found)
 
 
 # ---- repair
