@@ -31,7 +31,7 @@ _MOST_APART = 4000  # searches that are compared among themselves
 _BLOCKS = 20  # of the log, every other of which forms groups, and the others test them
 _COPIES, _CHUNK = 2, 1024
 _PICTURES = ("image", "vector")  # kinds of searches for something that may not be there
-_SETTLING, _ENOUGH = 5, 2  # first hits whose label would help a search, and how many of them do
+_SETTLING = 3  # first hits whose label would help a search
 _LISTED = 20_000  # images among which those that nobody finds are listed
 
 
@@ -67,8 +67,8 @@ class Wanted:
 
     Attributes:
         item: Its id.
-        searches: Number of uncertain searches that have it among their first hits, and not yet two images
-            before it in the list.
+        searches: Number of uncertain searches that have it among their first three hits, and no image before
+            it in the list.
         gain: Sum of their uncertainties, each 0 to 1.
     """
 
@@ -477,9 +477,9 @@ def _labels(gallery: SearchableGallery, ids: np.ndarray) -> list[str | None]:
 def _wanted(gallery: SearchableGallery, near: _Near, uncertainty: np.ndarray, limit: int) -> list[Wanted]:
     """Return the images whose labels would help the most uncertain searches, the best first.
 
-    Those without a label; if all that are found have one, those whose label is to be looked at. Two labels
-    among its first hits are enough for a search, so that the list does not repeat itself: greedy maximum
-    coverage (Nemhauser, Wolsey and Fisher 1978), at least 63% of the best possible.
+    Those without a label; if all that are found have one, those whose label is to be looked at. One of its
+    first three hits is enough for a search, so that the list does not repeat itself: greedy maximum coverage
+    (Nemhauser, Wolsey and Fisher 1978), at least 63% of the best possible.
     """
     first = near.ids[:, :_SETTLING]
     lines, places = np.nonzero(first >= 0)
@@ -488,15 +488,15 @@ def _wanted(gallery: SearchableGallery, near: _Near, uncertainty: np.ndarray, li
     is_open = np.array([not label for label in labels], bool)
     if not is_open.any():
         is_open[:] = True
-    settled, found = np.zeros(len(first), int), list[Wanted]()
+    settled, found = np.zeros(len(first), bool), list[Wanted]()
     while len(found) < limit and is_open.any():
-        counts = settled[lines] < _ENOUGH
+        counts = ~settled[lines]
         gains = np.bincount(position, uncertainty[lines] * counts, len(items)) * is_open
         best = int(np.argmax(gains.round(9)))  # of equal ones, the first
         if gains[best] <= 0:
             break
         helped = lines[(position == best) & counts]
         found.append(Wanted(int(items[best]), len(helped), float(gains[best])))
-        settled[helped] += 1
+        settled[helped] = True
         is_open[best] = False
     return found

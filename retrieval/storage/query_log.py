@@ -80,6 +80,9 @@ class QueryLog:
         segment_bytes: Size from which on a new file is begun.
         segments: Number of files that are kept.
 
+    Attributes:
+        folder: The folder.
+
     Raises:
         InputError: Nothing can be written there.
     """
@@ -87,7 +90,7 @@ class QueryLog:
     def __init__(self, folder: Path, *, segment_bytes: int = SEGMENT_BYTES, segments: int = SEGMENTS) -> None:
         check_folder(folder)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._folder, self._bytes, self._segments = folder.absolute(), segment_bytes, segments
+        self.folder, self._bytes, self._segments = folder.absolute(), segment_bytes, segments
         self._opening = threading.Lock()
         self._file: int | None = None
         self._told = ""
@@ -136,7 +139,7 @@ class QueryLog:
         except OSError as error:
             if error.strerror != self._told:  # a full disk would fill the log of the server
                 self._told = str(error.strerror)
-                _log.error("%s: searches are not logged (%s)", self._folder, error.strerror)
+                _log.error("%s: searches are not logged (%s)", self.folder, error.strerror)
         else:
             self._told = ""
 
@@ -154,13 +157,13 @@ class QueryLog:
 
     def _open(self) -> int:
         """Open the newest file, or a new one if it is full, and delete the oldest."""
-        files = _files(self._folder)
+        files = _files(self.folder)
         number = _number(files[-1]) if files else 1
         if files and files[-1].stat().st_size >= self._bytes:
             number += 1
             for old in files[: max(0, len(files) - self._segments + 1)]:
                 old.unlink(missing_ok=True)
-        name = self._folder / f"queries-{number:06}.jsonl"
+        name = self.folder / f"queries-{number:06}.jsonl"
         return os.open(name, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
 
     def _close(self) -> None:

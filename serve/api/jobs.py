@@ -34,6 +34,7 @@ from serve.wire.evaluation import EvaluationAnswer
 from serve.wire.images import Image
 from serve.wire.job_requests import (
     CalibrationRequest,
+    CoverageRequest,
     DuplicatesRequest,
     EvaluationRequest,
     JobRequest,
@@ -43,17 +44,21 @@ from serve.wire.job_requests import (
 )
 from serve.wire.jobs import (
     CalibrationAnswer,
+    CoverageAnswer,
     DuplicateGroup,
     DuplicatesAnswer,
     JobAnswer,
     JobProgress,
     JobsAnswer,
     MapAnswer,
+    MissingGroup,
     Neighbour,
+    SampleDifference,
     SuspectedLabel,
     SuspectsAnswer,
     Threshold,
     TripletsAnswer,
+    WantedLabel,
 )
 from serve.wire.problems import ProblemDetails
 
@@ -67,7 +72,8 @@ class Kind(NamedTuple):
     Attributes:
         request: Model of the request.
         run: Does the work; returns the result.
-        changes: Whether it changes what all visitors see, for which they need the permission.
+        changes: Whether it changes what all visitors see, or shows what they searched for, which is for those
+            who may change the gallery.
     """
 
     request: type[BaseModel]
@@ -170,6 +176,36 @@ def _draw_triplets(service: SearchService, _: TripletsRequest) -> TripletsAnswer
     return TripletsAnswer(**vars(found))
 
 
+def _cover(service: SearchService, query: CoverageRequest) -> CoverageAnswer:
+    since = query.since if query.since is None or "T" in query.since else f"{query.since}T00:00:00"
+    found, summary = analyses.coverage(service, since, query.limit), service.summary()
+    near = {item for group in found.groups for item, _ in group.nearest}
+    items = service.gallery.items(sorted(near | {*found.unseen, *(one.item for one in found.wanted)}))
+    images = {number: Image(**image_fields(item, summary)) for number, item in items.items()}
+    groups = [
+        MissingGroup(
+            searches=len(group.searches),
+            nearest=[
+                Neighbour(image=images[item], score=score) for item, score in group.nearest if item in images
+            ],
+            **{name: getattr(group, name) for name in ("expected", "certain", "first", "last")},
+        )
+        for group in found.groups
+    ]
+    wanted = [
+        WantedLabel(image=images[one.item], searches=one.searches)
+        for one in found.wanted
+        if one.item in images
+    ]
+    differences = {
+        name: one and SampleDifference.model_validate(one)
+        for name, one in (("drift", found.drift), ("change", found.change))
+    }
+    plain = {name: value for name, value in vars(found).items() if name in CoverageAnswer.model_fields}
+    unseen = [images[item] for item in found.unseen if item in images]
+    return CoverageAnswer(**plain | differences | {"groups": groups, "unseen": unseen, "wanted": wanted})
+
+
 KINDS = {
     "evaluation": Kind(EvaluationRequest, _evaluate),
     "duplicates": Kind(DuplicatesRequest, _find_duplicates),
@@ -177,6 +213,7 @@ KINDS = {
     "map": Kind(MapRequest, _place),
     "triplets": Kind(TripletsRequest, _draw_triplets),
     "calibration": Kind(CalibrationRequest, _calibrate, changes=True),
+    "coverage": Kind(CoverageRequest, _cover, changes=True),
 }
 
 

@@ -58,9 +58,11 @@ _REQUESTS = (
     job_requests.DuplicatesRequest,
     job_requests.SuspectsRequest,
     job_requests.MapRequest,
+    job_requests.CoverageRequest,
     jobs.DuplicatesAnswer,
     jobs.SuspectsAnswer,
     jobs.MapAnswer,
+    jobs.CoverageAnswer,
     galleries.GalleryEvent,
 )
 _SECURITY = {

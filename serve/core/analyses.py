@@ -21,6 +21,7 @@ from retrieval.curation.thinning import plan_thinning
 from retrieval.errors import InputError
 from retrieval.evaluation import calibration_fit
 from retrieval.evaluation.calibration_fit import QUERIES, Quality
+from retrieval.evaluation.coverage import Coverage, measure_coverage
 from retrieval.evaluation.gallery import check_labels
 from retrieval.evaluation.report import Report
 from retrieval.galleries.searchable import SearchableGallery
@@ -153,6 +154,23 @@ def calibrate(service: SearchService, absent: float) -> Quality:
             what = f"{gallery.folder}: it cannot keep the calibration ({error.strerror})"
             raise InputError(f"{what}; make its folder writable") from error
         return quality
+
+
+def coverage(service: SearchService, since: str | None, limit: int) -> Coverage:
+    """Compare a bounded number of the newest recorded searches with the gallery; see `measure_coverage`.
+
+    Raises:
+        NotRecordedError: Searches are not recorded.
+        InputError: None was recorded yet.
+    """
+    log = service.log_folder
+    with hide_paths(service):
+        gallery = service.gallery.fixed()
+        try:
+            return measure_coverage(gallery, log, since=since, limit=limit, most=_most_queries(gallery))
+        except InputError as error:
+            error.args = (str(error).replace(str(log), "the log of searches"),)
+            raise
 
 
 def _most_queries(gallery: SearchableGallery) -> int:

@@ -250,6 +250,20 @@ class SearchService:
         """Whether searches are recorded."""
         return self._query_log is not None
 
+    @property
+    def log_folder(self) -> Path:
+        """Folder of the log of the searches.
+
+        Raises:
+            NotRecordedError: Searches are not recorded.
+        """
+        return self._log().folder
+
+    def _log(self) -> QueryLog:
+        if self._query_log is None:
+            raise NotRecordedError("this server records no searches: start it with --query-log")
+        return self._query_log
+
     def describe(self) -> GalleryDescription:
         """Return the full description of the gallery."""
         return self._live.with_state(self._description)
@@ -359,9 +373,7 @@ class SearchService:
         Raises:
             NotRecordedError: Searches are not recorded.
         """
-        if self._query_log is None:
-            raise NotRecordedError("this server records no searches")
-        self._query_log.append_outcome(self._log_name, search, item, outcome)
+        self._log().append_outcome(self._log_name, search, item, outcome)
 
     def resolve(self, query: AnyQuery, *, fingerprint: str | None = None) -> tuple[ResolvedQuery, str]:
         """Return a query as a vector, and the fingerprint of its model.

@@ -21,7 +21,7 @@ class JobRequest(BaseModel):
 
     kind: str = Field(
         description="evaluation, duplicates (fields of DuplicatesRequest), suspects (SuspectsRequest), map "
-        "(MapRequest), triplets or calibration (CalibrationRequest).",
+        "(MapRequest), triplets, calibration (CalibrationRequest) or coverage (CoverageRequest).",
         examples=["duplicates"],
     )
 
@@ -99,4 +99,21 @@ class CalibrationRequest(BaseModel):
         lt=1,
         allow_inf_nan=False,
         description="Share of the queries that you expect to show something that is not in the gallery.",
+    )
+
+
+class CoverageRequest(BaseModel):
+    """Compare the recorded searches with the gallery."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["coverage"]
+    since: str | None = Field(
+        None,
+        pattern=r"^\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\d)?$",
+        description="Date or time, UTC, from which searches count, and are compared with older ones. By "
+        "default all count, and the newer half is compared with the older one.",
+    )
+    limit: int = Field(
+        50, ge=1, le=1000, description="Largest number of images that are listed, of each kind."
     )

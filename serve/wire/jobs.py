@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from serve.wire.images import Image
 from serve.wire.problems import ProblemDetails
@@ -126,6 +126,62 @@ class TripletsAnswer(BaseModel):
     html: str = Field(description="The diagram, as a fragment of HTML.")
 
 
+class MissingGroup(BaseModel):
+    """Searches that look more like each other than like anything in the gallery."""
+
+    searches: int = Field(description="Number of them.")
+    expected: float = Field(description="Number that chance explains.")
+    certain: bool = Field(description="Whether there are more than by chance.")
+    nearest: list[Neighbour] = Field(description="The images that are nearest to them, nearest first.")
+    first: str = Field(description="Time of the first one, ISO 8601, UTC.")
+    last: str
+
+
+class WantedLabel(BaseModel):
+    """An image whose label would help."""
+
+    image: Image
+    searches: int = Field(description="Number of uncertain searches that it would help.")
+
+
+class SampleDifference(BaseModel):
+    """How well two samples of searches or images can be told apart."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    auc: float = Field(description="Area under the ROC curve: 0.5 if they are alike, 1 if they never are.")
+    low: float = Field(description="Lower end of its 95% interval.")
+    high: float
+    certain: bool = Field(description="Whether they differ: the interval is above 0.5.")
+
+
+class CoverageAnswer(BaseModel):
+    """What was searched for and not found; see docs/coverage.md."""
+
+    searches: int
+    pictures: int = Field(description="Those by a picture or a vector, which may show what is not there.")
+    calibrated: bool = Field(description="Whether probabilities decide what was found.")
+    lost: int = Field(description="Searches by a picture that found nothing.")
+    lost_interval: tuple[float, float] = Field(description="95% interval of their share.")
+    lost_by_chance: float = Field(description="Share of the gallery's own images that find nothing.")
+    found_since: int | None = Field(
+        description="Searches that found nothing then, and would now; null if the gallery is not calibrated."
+    )
+    filtered_out: int = Field(description="Searches whose condition left no hit.")
+    unopened: int | None = Field(
+        description="Searches of which nothing was opened; null if nothing ever was."
+    )
+    groups: list[MissingGroup] = Field(description="What may be missing, the largest certain groups first.")
+    drift: SampleDifference | None = Field(description="Searches and images of the gallery.")
+    change: SampleDifference | None = Field(description="Newer and older searches.")
+    images: int
+    never: int = Field(description="Images that no search has among its first ten.")
+    never_by_chance: float
+    unseen: list[Image] = Field(description="Some of them, the furthest from all searches first.")
+    wanted: list[WantedLabel] = Field(description="Images whose labels would help most.")
+    notes: list[str] = Field(description="What else a reader has to know.")
+
+
 class JobProgress(BaseModel):
     """How far a job is."""
 
@@ -150,7 +206,7 @@ class JobAnswer(BaseModel):
     result: Any = Field(
         None,
         description="Its result, once it is done: EvaluationAnswer, DuplicatesAnswer, SuspectsAnswer, "
-        "MapAnswer, TripletsAnswer or CalibrationAnswer. Not in the list of jobs.",
+        "MapAnswer, TripletsAnswer, CalibrationAnswer or CoverageAnswer. Not in the list of jobs.",
     )
 
 

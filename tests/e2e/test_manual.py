@@ -96,7 +96,7 @@ def log_searches(folder: Path, place: Path) -> None:
 @pytest.fixture(scope="module")
 def server(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     scratch = tmp_path_factory.mktemp("scratch")
-    words = [*SERVE, str(place / "shop.gallery"), "--allow-changes", "--query-log", str(place / "log")]
+    words = [*SERVE, str(place / "shop.gallery"), "--allow-changes", "--query-log", str(place / "searches")]
     with serving(words, scratch, forked=True) as running:
         yield running
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from retrieval import Gallery
-from retrieval.storage.query_log import Search, read_searches
+from retrieval.evaluation.coverage import measure_coverage
+from retrieval.storage.query_log import LoggedSearch, QueryLog, Search, new_id, read_searches
 from tests.conftest import wait_until
 from tests.e2e.accessibility import violations
 from tests.e2e.page_driver import in_a_tab, search_with
@@ -55,6 +58,7 @@ def test_visit_is_recorded_and_told(browser: Browser, recording: Server, gallery
         page.locator(f"#results [data-item='{third}']").hover()
         page.locator(f"#results [data-item='{third}'] [data-act=unlike]").click()
         wait_until(lambda: len(recorded(gallery, log)) == 2)
+        expect(page.locator(f"#results [data-item='{third}']")).to_have_count(0)  # it is in the query now
         page.go_back()
         wait_until(lambda: len(recorded(gallery, log)) == 3)
     one, two, again = recorded(gallery, log)
@@ -71,6 +75,45 @@ def test_visitor_who_objects_is_not_recorded(browser: Browser, recording: Server
         page.get_by_test_id("hit").nth(0).get_by_role("button").first.click()
         expect(page.get_by_role("dialog")).to_be_visible()
     assert not [*log.iterdir()]
+
+
+def test_keeper_sees_what_is_missing(browser: Browser, gallery: Gallery, log: Path, tmp_path: Path) -> None:
+    """The nearest images of each group, images that nobody finds and images to label open in the dialog."""
+    stored = gallery.embeddings()
+    away = np.random.default_rng(0).normal(size=stored.vectors.shape).astype(np.float32)
+    away = -stored.vectors.mean(0) + 0.01 * away  # unlike all images, and like each other
+    queries = np.concatenate([stored.vectors, away / np.linalg.norm(away, axis=1, keepdims=True)])
+    queries = queries[np.random.default_rng(0).permutation(len(queries))]
+    searches = [LoggedSearch(new_id(), "image", one, (), None, []) for one in queries]
+    QueryLog(log).append(gallery.folder.name, gallery.fingerprint, searches)
+    folder = shutil.copytree(gallery.folder, tmp_path / gallery.folder.name)
+    words = [*SERVE, str(folder), "--query-log", str(log), "--allow-changes"]
+    with serving(words, tmp_path / "scratch", forked=True) as server, in_a_tab(browser, server) as page:
+        page.goto(f"{server.url}/?tab=evaluation", wait_until="domcontentloaded")
+        section = page.locator("#coverage")
+        section.get_by_role("button", name="Look at the searches").click()
+        expect(section).to_contain_text("Certain to be missing: 1 group of 24 searches together.")
+        expected = measure_coverage(gallery, log, limit=24)
+        assert [len(group.searches) for group in expected.groups] == [24]
+        nearest = section.locator("ol > li").first.locator("[data-item]")
+        expect(nearest).to_have_count(4)
+        shown = [int(str(one.get_attribute("data-item"))) for one in nearest.all()]
+        assert shown == [item for item, _ in expected.groups[0].nearest[:4]]
+        assert violations(page) == []
+        nearest.first.get_by_role("button").click()
+        expect(page.get_by_role("dialog")).to_contain_text(gallery.item(shown[0]).key)
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("dialog")).to_be_hidden()
+        page.reload(wait_until="domcontentloaded")
+        expect(section).to_contain_text("Certain to be missing")  # kept by the server
+        assert page.broken == page.foreign == []  # type: ignore[attr-defined]
+
+
+def test_visitors_do_not_see_the_searches_of_others(browser: Browser, recording: Server) -> None:
+    with in_a_tab(browser, recording) as page:
+        page.goto(f"{recording.url}/?tab=evaluation", wait_until="domcontentloaded")
+        expect(page.locator("#measure [data-part=status]")).not_to_be_empty()
+        expect(page.locator("#coverage")).to_be_hidden()
 
 
 def test_nothing_is_said_where_nothing_is_recorded(page: Page) -> None:

@@ -204,14 +204,14 @@ def greedy(gallery: Gallery, ids: np.ndarray, uncertainty: list[float], limit: i
     """Choose images to label one by one, without vectorised code."""
     settled, chosen = [0] * len(ids), list[tuple[int, int]]()
     open_items = sorted(
-        {item for line in ids[:, :5].tolist() for item in line if not gallery.item(item).label}
+        {item for line in ids[:, :3].tolist() for item in line if not gallery.item(item).label}
     )
     for _ in range(limit):
         gains = {
             item: sum(
                 u
-                for line, u, s in zip(ids[:, :5].tolist(), uncertainty, settled, strict=True)
-                if item in line and s < 2
+                for line, u, s in zip(ids[:, :3].tolist(), uncertainty, settled, strict=True)
+                if item in line and not s
             )
             for item in open_items
             if item not in {one for one, _ in chosen}
@@ -219,7 +219,7 @@ def greedy(gallery: Gallery, ids: np.ndarray, uncertainty: list[float], limit: i
         best = max(gains, key=lambda item: (round(gains[item], 9), -item), default=0)
         if gains.get(best, 0) <= 0:
             break
-        helped = [n for n, line in enumerate(ids[:, :5].tolist()) if best in line and settled[n] < 2]
+        helped = [n for n, line in enumerate(ids[:, :3].tolist()) if best in line and not settled[n]]
         chosen.append((best, len(helped)))
         for n in helped:
             settled[n] += 1

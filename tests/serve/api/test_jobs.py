@@ -17,9 +17,11 @@ from retrieval import Gallery
 from retrieval.curation.suspects import find_suspects
 from retrieval.curation.thinning import plan_thinning
 from retrieval.evaluation.calibration_fit import calibrate
+from retrieval.evaluation.coverage import measure_coverage
 from retrieval.evaluation.report import Report, kept_reports
 from retrieval.files import now
 from retrieval.reports.folder import keep_report
+from retrieval.storage.query_log import LoggedSearch, QueryLog, new_id
 from retrieval.storage.records import Change
 from serve.app import create_app
 from serve.client import ApiError, Client
@@ -218,3 +220,38 @@ def test_second_job_is_refused_while_other_work_is_running(http: httpx.Client) -
     assert started.status_code == 202
     assert http.get(started.headers["location"]).json()["id"] == started.json()["id"]
     wait_until(lambda: http.get(started.headers["location"]).json()["state"] == "done")
+
+
+def test_coverage_is_that_of_the_log(folder: Path, tmp_path: Path) -> None:
+    """For those who may change the gallery, on a server that records searches."""
+    log, gallery = QueryLog(tmp_path / "log"), Gallery(folder)
+    stored = gallery.embeddings()
+    queries = np.concatenate([stored.vectors, -stored.vectors])
+    searches = [LoggedSearch(new_id(), "image", one, (), None, [(1, 0.5, None)]) for one in queries]
+    log.append(folder.name, gallery.fingerprint, searches)
+    allowing = SearchService(folder, permissions=Permissions(changes=True), query_log=log)
+    with answering(create_app(allowing, page=False)) as url, Client(url) as client:
+        found, images = done(client, "coverage", limit=7), {image.id: image for image in client.items()}
+        for wrong in ({"since": "yesterday"}, {"limit": 0}):
+            with pytest.raises(ApiError) as error:
+                client.start_job("coverage", **wrong)
+            assert error.value.status == 422
+        with pytest.raises(ApiError, match="no search of") as error:
+            done(client, "coverage", since="2100-01-01")
+        assert str(tmp_path) not in str(error.value)
+    expected = measure_coverage(gallery, tmp_path / "log", limit=7)
+    for name in ("searches", "pictures", "lost", "unopened", "never", "never_by_chance", "notes"):
+        assert found[name] == getattr(expected, name)
+    assert [one["searches"] for one in found["groups"]] == [len(one.searches) for one in expected.groups]
+    assert [one["image"]["id"] for one in found["wanted"]] == [one.item for one in expected.wanted]
+    assert found["wanted"][0]["image"]["key"] == images[expected.wanted[0].item].key
+    assert [image["id"] for image in found["unseen"]] == expected.unseen
+    assert expected.drift is not None or found["drift"] is None
+    for service, code in (
+        (SearchService(folder, query_log=log), "changes-not-allowed"),
+        (SearchService(folder, permissions=Permissions(changes=True)), "not-recorded"),
+    ):
+        with answering(create_app(service, page=False)) as url, Client(url) as client:
+            with pytest.raises(ApiError) as error:
+                done(client, "coverage") if code == "not-recorded" else client.start_job("coverage")
+            assert error.value.code == code

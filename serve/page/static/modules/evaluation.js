@@ -4,6 +4,7 @@ import {address} from './address.js';
 import {parts} from './api.js';
 import {Calibration} from './calibration.js';
 import {Classes} from './classes.js';
+import {Coverage} from './coverage.js';
 import {part, show} from './dom.js';
 import {Figure} from './figure.js';
 import {Jobs} from './jobs.js';
@@ -20,7 +21,7 @@ export function mount(root, api) {
 }
 
 class Evaluation {
-  #root; #api; #parts = parts(); #work; #jobs; #classes; #figure; #calibration; #kept = null; #shown = null;
+  #root; #api; #parts = parts(); #work; #jobs; #classes; #figure; #calibration; #coverage; #kept = null; #shown = null;
 
   constructor(root, api) {
     this.#root = root;
@@ -30,6 +31,7 @@ class Evaluation {
     this.#classes = new Classes(part(root, 'all'), api);
     this.#figure = new Figure(part(root, 'figures'), this.#jobs);
     this.#calibration = new Calibration(part(root, 'calibration'), api, this.#jobs);
+    this.#coverage = new Coverage(part(root, 'coverage'), this.#jobs);
     part(root, 'start').addEventListener('click', () => this.#evaluate());
     const choice = part(root, 'choice');
     choice.addEventListener('submit', event => event.preventDefault());
@@ -47,6 +49,7 @@ class Evaluation {
       this.#kept = null;  // there may be other reports when it is opened again
       return;
     }
+    this.#coverage.follow();
     try {
       const kept = await (this.#kept ??= this.#read());
       this.#figure.follow(kept.state);
