@@ -41,7 +41,7 @@ _LINES = 20  # groups, and images, in the text
 )
 @shows_findings("Largest number of images that nobody finds, and of images to label.", 50)
 def coverage(gallery: Path, log: Path, since: datetime | None, limit: int) -> Findings:
-    """Show what was searched for and not found, and which images nobody finds.
+    """Show what visitors searched for and did not find, and which labels would help.
 
     The log is that of `lookalike serve --query-log`, which has vectors and no pictures. So groups of searches
     are shown by the images of the gallery that are nearest to them. A search counts as not found if its best
