@@ -294,6 +294,7 @@ def test_gallery_is_described(api: httpx.Client, gallery: Gallery) -> None:
         "urls": False,
         "indexing": None,
         "sharing": 0,
+        "recorded": False,
     }
 
 
