@@ -84,6 +84,7 @@ class ImageError(InputError):
     NOT_AN_IMAGE = "not-an-image"
     DAMAGED = "damaged"
     TOO_LARGE = "too-large"
+    BOX = "box"  # that of a part of a picture is not in it
     UNREACHABLE: ClassVar[tuple[str, ...]] = (MISSING, PERMISSION)  # reasons that may have passed
 
     def __init__(self, source: str, reason: str, detail: str) -> None:

@@ -218,7 +218,7 @@ def search(
             "scores": scores,
             **times,
             "nothing_like_it": options.is_nothing_like_it(hits),
-            "hits": [asdict(hit) for hit in hits],
+            "hits": [asdict(hit) | ({"part": hit.part} if hit.part else {}) for hit in hits],
         }
         for query, hits in answers
     ]

@@ -10,6 +10,8 @@ from typing import Any, Generic, NamedTuple, SupportsIndex, TypeVar, overload
 
 from retrieval import arrow
 from retrieval.display import Displayed
+from retrieval.images import boxes
+from retrieval.images.resampling import Box
 from retrieval.search.groups import Ranking, Views
 from retrieval.search.vectors import bounded_cosine
 from retrieval.storage.records import StoredItem, Value
@@ -27,6 +29,7 @@ ITEM_KINDS = {
 }
 HIT_KINDS = {**ITEM_KINDS, "score": "score", "probability": "score"}
 T = TypeVar("T")
+_ANY_SIDE = 10**6  # pixels, of a picture whose size is not known
 _PRINTED = 20  # hits in the text that stands for many
 
 
@@ -52,6 +55,23 @@ class Item(Displayed):
     width: int = 0
     height: int = 0
     content_sha256: str = ""
+
+    @property
+    def part(self) -> Box | None:
+        """Part of the picture that the image is: left, top, right and bottom, as fractions of the upright
+        picture's width and height; `None` for a whole picture."""
+        return part_of(self.key if not self.path else self.path, self.width, self.height)
+
+
+def part_of(path: str, width: int, height: int) -> Box | None:
+    """Return the box in the path of an image, in a picture of a size in pixels; `None` if there is none."""
+    box = boxes.parse(boxes.split(path)[1]) if boxes.MARK in path else None
+    if box is None or (box.in_pixels and not width):
+        return None
+    try:
+        return box.within(width or _ANY_SIDE, height or _ANY_SIDE)
+    except ValueError:  # it was not embedded from this box
+        return None
 
 
 # The values of an `Item`: making one takes longer than a tuple, and a search makes many.

@@ -7,7 +7,6 @@ preprocessed images.
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,7 +19,7 @@ from threading import Condition
 import numpy as np
 
 from retrieval.errors import ImageError
-from retrieval.images.load import open_bytes, read_bytes
+from retrieval.images.load import content_sha256, open_bytes, read_bytes
 from retrieval.images.location import Location, locate
 from retrieval.images.preprocess import Preprocess
 from retrieval.machine.resources import cores
@@ -132,10 +131,10 @@ def read_ahead(
         where = locate(path)
         try:
             data = read_bytes(where)
-            content = hashlib.sha256(data).hexdigest()
+            content = content_sha256(data, where.box)
             if known(content):
                 return KnownFile(content)
-            opened = open_bytes(data, str(where), side=side)
+            opened = open_bytes(data, str(where), side=side, box=where.box)
             with budget.holding(opened.pixels):
                 pixels, size = opened.decode()
                 return Decoded(preprocess(pixels), content, *size)

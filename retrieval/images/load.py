@@ -20,12 +20,14 @@ Decoding policy (version `DECODE_POLICY`, recorded in each gallery):
 
 from __future__ import annotations
 
+import hashlib
 import io
+import math
 import os
 import stat
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,9 +35,10 @@ import simplejpeg
 from PIL import ExifTags, Image, ImageCms, ImageOps, UnidentifiedImageError
 
 from retrieval.errors import ImageError
-from retrieval.images import heic, remote, shards
+from retrieval.images import boxes, heic, remote, shards
 from retrieval.images.bombs import bomb_reason, has_too_many_scans
 from retrieval.images.location import Location, locate
+from retrieval.images.resampling import Box
 from retrieval.system import NO_WAITING
 
 DECODE_POLICY = 3
@@ -93,12 +96,14 @@ class OpenedImage:
         name: Name in error messages.
         size: Stored (width, height) of the full image, in pixels.
         data: Bytes of the file, if there are any.
+        box: Part of the upright image that is meant, as fractions; `None` for the whole.
     """
 
     image: Image.Image
     name: str
     size: tuple[int, int]
     data: bytes = b""
+    box: Box | None = None
 
     @property
     def pixels(self) -> int:
@@ -116,11 +121,15 @@ class OpenedImage:
         return self.size[::-1] if _orientation(self.image) >= 5 else self.size  # rotated by 90 degrees
 
     def decode(self) -> tuple[np.ndarray, tuple[int, int]]:
-        """Decode to RGB, upright; return uint8 [H, W, 3] and `upright_size`.
+        """Decode to RGB, upright; return uint8 [H, W, 3], of the part that is meant, and `upright_size`.
 
         Raises:
             ImageError: The pixels are damaged.
         """
+        pixels, size = self._decoded()
+        return (pixels if self.box is None else _cut(pixels, self.box)), size
+
+    def _decoded(self) -> tuple[np.ndarray, tuple[int, int]]:
         if (found := self._by_turbojpeg()) is not None:
             return found, self.size
         try:
@@ -180,7 +189,7 @@ def load_pixels(source: ImageSource, *, side: int | None = None, max_pixels: int
         return _opened(_from_array(as_array(source)), "array", max_pixels).decode()[0]
     where = locate(source)
     data = read_bytes(where, regular=False)
-    return open_bytes(data, str(where), side=side, max_pixels=max_pixels).decode()[0]
+    return open_bytes(data, str(where), side=side, max_pixels=max_pixels, box=where.box).decode()[0]
 
 
 def as_array(source: Any) -> np.ndarray:
@@ -221,7 +230,7 @@ def read_bytes(source: str | os.PathLike[str] | Location, *, regular: bool = Tru
     Raises:
         ImageError: It cannot be read.
     """
-    where = locate(source)
+    where = locate(source).whole
     name = str(where)
     if where.kind == "member":
         return shards.read_image(where.root, where.name)
@@ -247,6 +256,18 @@ def read_bytes(source: str | os.PathLike[str] | Location, *, regular: bool = Tru
         raise ImageError(name, ImageError.NOT_AN_IMAGE, "it is a folder, not an image file") from None
     except (OSError, ValueError) as error:
         raise ImageError(name, ImageError.MISSING, f"it cannot be read ({error})") from error
+
+
+def content_sha256(data: bytes, box: str = "") -> str:
+    """Return the SHA-256 that stands for an image: of its bytes, and of its box if it is a part.
+
+    Args:
+        data: Bytes of the file.
+        box: `Location.box`.
+    """
+    digest = hashlib.sha256(data)
+    digest.update(box.encode())
+    return digest.hexdigest()
 
 
 def _checked_size(data: bytes, name: str) -> bytes:
@@ -291,7 +312,7 @@ def begins_like_an_image(data: bytes) -> bool:
 
 
 def open_bytes(
-    data: bytes, name: str, *, side: int | None = None, max_pixels: int = MAX_PIXELS
+    data: bytes, name: str, *, side: int | None = None, max_pixels: int = MAX_PIXELS, box: str = ""
 ) -> OpenedImage:
     """Read the header of an image.
 
@@ -300,9 +321,10 @@ def open_bytes(
         name: Name in error messages.
         side: See `load_image`.
         max_pixels: See `load_image`.
+        box: `Location.box`: the part of the image that is meant; `side` is that of the part.
 
     Raises:
-        ImageError: It is not an image, is damaged or exceeds a limit.
+        ImageError: It is not an image, is damaged or exceeds a limit, or the box is not in it.
     """
     if not data:
         raise ImageError(name, ImageError.NOT_AN_IMAGE, "the file is empty")
@@ -322,23 +344,44 @@ def open_bytes(
         raise _too_large(name, None, max_pixels) from None
     except Exception as error:  # plugins raise OSError, SyntaxError, struct.error, ValueError and more
         raise _damaged(name, error) from error
-    opened = _opened(image, name, max_pixels, side, data)
+    opened = _opened(image, name, max_pixels, side, data, box)
     if image.format in ("JPEG", "MPO") and has_too_many_scans(data, opened.size[0] * opened.size[1]):
         raise ImageError(name, ImageError.TOO_LARGE, "it is a JPEG with too many scans: save it again")
     return opened
 
 
 def _opened(
-    image: Image.Image, name: str, max_pixels: int, side: int | None = None, data: bytes = b""
+    image: Image.Image,
+    name: str,
+    max_pixels: int,
+    side: int | None = None,
+    data: bytes = b"",
+    fragment: str = "",
 ) -> OpenedImage:
     width, height = image.size
     if width * height > max_pixels:
         raise _too_large(name, image.size, max_pixels)
     if width * height == 0:
         raise ImageError(name, ImageError.NOT_AN_IMAGE, f"it has no pixels ({width} x {height})")
+    opened = OpenedImage(image, name, (width, height), data)
+    if (part := boxes.parse(fragment)) is not None:
+        try:
+            box = part.within(*opened.upright_size)
+        except ValueError as error:
+            raise ImageError(name, ImageError.BOX, f"its box {error}") from None
+        opened = replace(opened, box=box)
+        side = side and math.ceil(side / min(box[2] - box[0], box[3] - box[1]))
     if side is not None:
         image.draft(None, (2 * side, 2 * side))  # affects only JPEG, and never goes below this size
-    return OpenedImage(image, name, (width, height), data)
+    return opened
+
+
+def _cut(pixels: np.ndarray, box: Box) -> np.ndarray:
+    """Cut a box out of an image, uint8 [H, W, 3], to the nearest pixel and at least one."""
+    height, width, _ = pixels.shape
+    left, top = min(round(box[0] * width), width - 1), min(round(box[1] * height), height - 1)
+    right, bottom = max(left + 1, round(box[2] * width)), max(top + 1, round(box[3] * height))
+    return pixels[top:bottom, left:right]
 
 
 def _damaged(name: str, error: Exception) -> ImageError:

@@ -1,8 +1,9 @@
-"""Locations of images: files, URLs of remote storage, members of tar shards.
+"""Locations of images: files, URLs of remote storage, members of tar shards, and parts of any of these.
 
 Users write and read URLs. Inside a gallery, s3://shop/a/x.jpg is the absolute path /s3:/shop/a/x.jpg, so that
 roots, labels and comparisons of paths are those of local files. A member of a tar file has the path of a file
-in a folder: shards/00.tar/a/x.jpg. What a text stands for is decided here, and nowhere else.
+in a folder: shards/00.tar/a/x.jpg; a part of a picture has a fragment: see `retrieval.images.boxes`. What a
+text stands for is decided here, and nowhere else.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import PurePosixPath
 from typing import Literal, NamedTuple
 
 from retrieval.errors import InputError
-from retrieval.images import remote, shards
+from retrieval.images import boxes, remote, shards
 
 _URL = re.compile(r"/?([a-z][a-z0-9+-]+):/(.+)", re.DOTALL)  # in a normal path: `Path` merges slashes
 _LOCAL = {"file", "local"}
@@ -31,11 +32,13 @@ class Location(NamedTuple):
         kind: "file", also for folders and patterns; "url"; or "member" of a tar file.
         root: Protocol of a URL; path of the tar file of a member; empty for a file.
         name: Path of the file; URL without its protocol; name in the tar file.
+        box: Fragment of a part of the picture; empty for the whole.
     """
 
     kind: Literal["file", "url", "member"]
     root: str
     name: str
+    box: str = ""
 
     @classmethod
     def parse(cls, source: str | os.PathLike[str] | Location) -> Location:
@@ -45,25 +48,32 @@ class Location(NamedTuple):
         """
         if isinstance(source, Location):
             return source
-        text = os.fspath(source)
+        text, box = os.fspath(source), ""
+        if boxes.MARK in text:
+            text, box = boxes.split(text)
         if "//" in text or "/." in text or text[:1] == "." or text[-1:] == "/":
             text = str(PurePosixPath(text))
         if ":/" in text:
             match = _URL.fullmatch(text)
             if match is not None and match[1] not in _LOCAL:
-                return cls("url", match[1], match[2])
-        return cls("file", "", text)
+                return cls("url", match[1], match[2], box)
+        return cls("file", "", text, box)
 
     def __str__(self) -> str:
         """Text as users see it."""
-        return f"{self.root}://{self.name}" if self.kind == "url" else self.path
+        return f"{self.root}://{self.name}{self.box}" if self.kind == "url" else self.path
 
     @property
     def path(self) -> str:
         """Path that stands for it in a gallery."""
         if self.kind == "url":
-            return f"/{self.root}:/{self.name}"
-        return f"{self.root}/{self.name}" if self.root else self.name
+            return f"/{self.root}:/{self.name}{self.box}"
+        return f"{self.root}/{self.name}{self.box}" if self.root else self.name + self.box
+
+    @property
+    def whole(self) -> Location:
+        """The picture that it is a part of, or itself."""
+        return self._replace(box="") if self.box else self
 
     def stat(self) -> tuple[int, int]:
         """Return size in bytes and modification time in nanoseconds; that of its tar file for a member.
@@ -72,7 +82,7 @@ class Location(NamedTuple):
             OSError, ValueError, InputError: It does not exist or cannot be read.
         """
         if self.kind == "url":
-            return remote.stat(str(self))
+            return remote.stat(str(self.whole))
         if self.kind == "member":
             return shards.stat(self.root, self.name)
         status = os.stat(self.name)
@@ -105,7 +115,7 @@ def shown(path: str) -> str:
 def locate(source: str | os.PathLike[str] | Location) -> Location:
     """Return the location of an image, by its text and by which folder of its path is a tar file."""
     where = Location.parse(source)
-    return _local(where.name) if where.kind == "file" else where
+    return _local(where.name, where.box) if where.kind == "file" else where
 
 
 def locate_item(home: str, root: str, path: str) -> Location:
@@ -117,10 +127,11 @@ def locate_item(home: str, root: str, path: str) -> Location:
         path: Path below the root as it is stored.
     """
     folder = _folder(home, root)
+    path, box = boxes.split(path) if boxes.MARK in path else (path, "")
     name = folder.name + path
     if folder.kind == "url":
-        return Location("url", folder.root, name)
-    return _local(name) if folder.name != "/" else locate(name)  # /s3:/shop/a.jpg may be below "/"
+        return Location("url", folder.root, name, box)
+    return _local(name, box) if folder.name != "/" else locate(name + box)  # /s3:/shop/a.jpg may be below "/"
 
 
 @lru_cache(1024)
@@ -130,11 +141,11 @@ def _folder(home: str, root: str) -> Location:
     return inside._replace(name=inside.name[:-1])
 
 
-def _local(path: str) -> Location:
+def _local(path: str, box: str = "") -> Location:
     """Return the location of a path that is no URL."""
     if _IN_TAR in path.lower():
         for found in _TAR.finditer(path):
             tar = path[: found.end()]
             if os.path.isfile(tar):
-                return Location("member", tar, path[found.end() + 1 :])
-    return Location("file", "", path)
+                return Location("member", tar, path[found.end() + 1 :], box)
+    return Location("file", "", path, box)

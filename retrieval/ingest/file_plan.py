@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from retrieval.errors import ImageError, InputError
 from retrieval.galleries.writer import Writer
-from retrieval.images.load import read_bytes
+from retrieval.images.load import content_sha256, read_bytes
 from retrieval.images.location import Location, locate_item
 from retrieval.ingest.sources import Entry, Scan
 from retrieval.machine.resources import cores
@@ -116,7 +115,7 @@ def _hashed(
 
     def digest(where: Location) -> str | None:
         try:
-            return hashlib.sha256(read_bytes(where)).hexdigest()
+            return content_sha256(read_bytes(where), where.box)
         except ImageError:
             return None
 

@@ -287,7 +287,7 @@ def carry_out(
         result.described += len(changes)
     with Progress("embedding", plan.todo_count, show=show_progress) as progress:
         door = Admission(gallery.fixed()) if duplicates == "refuse" else None
-        run = _Run(gallery, plan, result, policy, source or embed_here, door)
+        run = _Run(gallery, plan, found, result, policy, source or embed_here, door)
         run.run(progress)
     if outdated := plan.renamed():
         result.removed += writer.remove(outdated)
@@ -358,13 +358,14 @@ class _Run:
         self,
         gallery: SearchableGallery,
         plan: Comparison,
+        found: Scan,
         result: IngestResult,
         policy: BadFilePolicy,
         source: BatchSource,
         door: Admission | None,
     ) -> None:
         self._gallery, self._plan, self._result, self._policy = gallery, plan, result, policy
-        self._source, self._door = source, door
+        self._source, self._door, self._places = source, door, found.places
         self._refused: list[tuple[ImageFile, Original]] = []
         # Items with the bytes of the files that are being read, and the number of those files.
         self._known: dict[str, tuple[list[ItemPlace], int]] = {}
@@ -436,7 +437,9 @@ class _Run:
         vectors, arrived = iter(batch.vectors), list[_Arrived]()
         for (image, existing), found in zip(files, batch.files, strict=True):
             if isinstance(found, ImageError):
-                self._record_bad(BadFile(image.stamp, found.reason, found.detail), existing is not None)
+                place = self._places.get(image[:2]) if found.reason == ImageError.BOX else None
+                detail = f"{found.detail} ({place})" if place else found.detail
+                self._record_bad(BadFile(image.stamp, found.reason, detail), existing is not None)
             elif isinstance(found, KnownFile):
                 arrived += self._reuse_vector(image, existing, found.content_sha256)
             else:

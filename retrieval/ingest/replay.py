@@ -6,7 +6,6 @@ key. Decisions about uploaded images and items without a file are not replayed: 
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from retrieval.errors import ImageError
 from retrieval.galleries.writer import Writer
-from retrieval.images.load import read_bytes
+from retrieval.images.load import content_sha256, read_bytes
 from retrieval.images.location import locate_item
 from retrieval.ingest.sources import Entry, Scan
 from retrieval.storage.decisions import Decision, DecisionLog
@@ -63,10 +62,11 @@ def _is_same(image: ImageFile, decision: Decision, home: Path) -> bool:
     if (image.size, image.mtime_ns) == (decision.size, decision.mtime_ns):
         return True
     try:
-        data = read_bytes(locate_item(str(home), image.root, image.path))
+        where = locate_item(str(home), image.root, image.path)
+        data = read_bytes(where)
     except ImageError:
         return False  # the run reports it
-    return hashlib.sha256(data).hexdigest() == decision.content
+    return content_sha256(data, where.box) == decision.content
 
 
 @dataclass

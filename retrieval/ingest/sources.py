@@ -71,10 +71,12 @@ class Scan:
         unmatched: Number of table rows for files that are not among the images.
         withheld: Number of files left out because their image was removed by hand.
         table: What does not fit the types of the columns of the table.
+        places: Position in its table of each part of a picture, by root and path, for error messages.
     """
 
     def __init__(self, entries: Iterable[Entry] = (), *, repeats: bool = False) -> None:
         self.entries, self.repeats, self.table = entries, repeats, tables.TableReport()
+        self.places: dict[tuple[str, str], str] = {}
         self.ignored = self.unmatched = self.withheld = 0
 
     def __iter__(self) -> Iterator[Entry]:
@@ -118,7 +120,7 @@ def collect(sources: Sources, roots: Iterable[str] = ()) -> Scan:
     if places or sources.list_file is not None:
         found.entries = _described(found, found.entries, rows, base, str(table))
     else:
-        found.entries = _files_of_rows(rows, base, roots)
+        found.entries = _files_of_rows(found, rows, base, roots)
     return found
 
 
@@ -384,7 +386,7 @@ def _members(found: Scan, tar: Path, root: str) -> Iterator[Entry]:
                     yield BadFile(image.stamp, "metadata", problem)
                 else:
                     row = tables.parse_row(values, f"{tar}/{name}")
-                    yield _invalid_name(base.root, path) or _with_row(image, row)
+                    yield _invalid_name(base.root, path) or _with_row(found, image, row)
     except InputError as error:
         if is_empty:
             raise
@@ -471,11 +473,14 @@ def _rows_of_files(
     )
 
 
-def _files_of_rows(rows: Iterable[tables.TableRow], base: Path, known: Sequence[str]) -> Iterator[Entry]:
+def _files_of_rows(
+    found: Scan, rows: Iterable[tables.TableRow], base: Path, known: Sequence[str]
+) -> Iterator[Entry]:
     """Yield the images that are listed in a table."""
-    for path, row in _by_path(rows, base).items():
+    for path, of_picture in _by_path(rows, base).items():
         image = _image_at(path, _root(path, known, _outer(path, base)))
-        yield _with_row(image, row) if isinstance(image, ImageFile) else image
+        for row in of_picture:
+            yield _with_row(found, image, row) if isinstance(image, ImageFile) else image
 
 
 def _described(
@@ -487,9 +492,10 @@ def _described(
     for entry in entries:
         if isinstance(entry, ImageFile):
             path = f"{entry.root.rstrip('/')}/{entry.path}"
-            if row := by_path.get(path):
+            if of_picture := by_path.get(path):
                 matched.add(path)
-                entry = _with_row(entry, row)
+                yield from (_with_row(found, entry, row) for row in of_picture)
+                continue
         yield entry
     if not matched:
         raise InputError(
@@ -497,26 +503,35 @@ def _described(
         )
     for path in (path for path in by_path if path not in matched):
         if locate(path).exists():
-            found.unmatched += 1
+            found.unmatched += len(by_path[path])
         else:
-            detail = f"there is no such file ({by_path[path].place})"
+            detail = f"there is no such file ({by_path[path][0].place})"
             root = _outer(path, base)
             relative = _relative(path, root)
             stamp = FileStamp(root, relative, 0, 0, relative.rpartition("/")[0] or None)
             yield BadFile(stamp, ImageError.MISSING, detail)
 
 
-def _by_path(rows: Iterable[tables.TableRow], base: Path) -> dict[str, tables.TableRow]:
-    by_path: dict[str, tables.TableRow] = {}
+def _by_path(rows: Iterable[tables.TableRow], base: Path) -> dict[str, list[tables.TableRow]]:
+    """Return the rows of each picture; several are about its parts."""
+    by_path: dict[str, list[tables.TableRow]] = {}
+    seen = set[tuple[str, str]]()
     for row in rows:
         path = _resolve(base, row.path, row.place)
-        if path in by_path:
-            raise InputError(f"{row.place}: {row.path!r} is in the table twice")
-        by_path[path] = row
+        if (path, row.box) in seen and row.problem is None:
+            raise InputError(f"{row.place}: {row.path + row.box!r} is in the table twice")
+        seen.add((path, row.box))
+        by_path.setdefault(path, []).append(row)
     return by_path
 
 
-def _with_row(image: ImageFile, row: tables.TableRow) -> ImageFile:
+def _with_row(found: Scan, image: ImageFile, row: tables.TableRow) -> Entry:
+    """Return the image that a row is about: the picture or its part."""
+    if row.box:
+        image = image._replace(path=image.path + row.box)
+        found.places[image[:2]] = row.place
+    if row.problem is not None:
+        return BadFile(FileStamp(*image[:2], 0, 0), ImageError.BOX, row.problem)
     label = row.label if row.has_label else image.label
     has_own_label = image.has_own_label or row.has_label
     return image._replace(label=label, id=row.id, metadata=row.metadata, has_own_label=has_own_label)

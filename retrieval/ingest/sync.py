@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -244,11 +244,23 @@ def _scan_folder(table: ItemTable, folder: Path, min_age: float, ignore_decision
     if place.kind != "url" and not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder")
     found = scan([place], known_roots(table))
+    if parts := table.parts():
+        found.entries = _with_parts(found.entries, parts)
     if min_age:
         found.entries = _settled(found.entries, min_age)
     if not ignore_decisions:
         withhold(table.folder, found)
     return absolute(place), found
+
+
+def _with_parts(entries: Iterable[Entry], parts: Mapping[str, Sequence[str]]) -> Iterator[Entry]:
+    """Yield the parts that the gallery has of a picture in place of the picture."""
+    for entry in entries:
+        known = parts.get(f"{entry.root}\0{entry.path}") if isinstance(entry, ImageFile) else None
+        if not isinstance(entry, ImageFile) or known is None:
+            yield entry
+        else:
+            yield from (entry._replace(path=entry.path + box) for box in known)
 
 
 def _settled(entries: Iterable[Entry], min_age: float) -> Iterator[Entry]:

@@ -4,6 +4,9 @@ The column `path` is required. The optional column `id` is the key and must not 
 `label` is the label; all other columns are metadata. In a CSV file an empty field is a missing value, and a
 column has numbers, integer or float, if at least 90% of its other fields are numbers; the rest of them are
 reported and left empty. Otherwise it is text, and so are columns with a number that has leading zeros.
+
+A table with the four columns `box_x`, `box_y`, `box_width` and `box_height` is about parts of pictures: see
+`retrieval.images.boxes`. A row with an empty box is about the whole picture.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from typing import Any
 
 from retrieval.arrow import load_pyarrow
 from retrieval.errors import InputError, did_you_mean
+from retrieval.images import boxes
 from retrieval.storage.records import Value
 
 _PATH, _ID, _LABEL = "path", "id", "label"
@@ -82,7 +86,9 @@ class TableRow:
         id: Key; `None` without a column `id`.
         label: Label; `None` if empty or without a column `label`.
         has_label: The table has a column `label`.
-        metadata: Values of the other columns.
+        metadata: Values of the other columns, those of the box among them.
+        box: Fragment of the part of the picture, see `retrieval.images.boxes`; empty for the whole.
+        problem: Why the box cannot be used; `box` is then its text as it is in the table.
     """
 
     place: str
@@ -91,6 +97,8 @@ class TableRow:
     label: str | None
     has_label: bool
     metadata: Mapping[str, Value]
+    box: str = ""
+    problem: str | None = None
 
 
 def read_table(file: Path, report: TableReport) -> list[TableRow]:
@@ -158,7 +166,33 @@ def parse_row(values: Mapping[str, object], place: str) -> TableRow:
         for name, value in values.items()
         if name not in (_PATH, _ID, _LABEL)
     }
-    return TableRow(place, path or "", key, label, _LABEL in values, metadata)
+    found = _box(values) if all(name in values for name in boxes.COLUMNS) else ()
+    metadata.update(zip(boxes.COLUMNS, found, strict=False))
+    box, problem = "", None
+    if found and found != (None,) * 4:
+        try:
+            box = boxes.PartBox.of_values(_numbers(found)).fragment
+        except ValueError as error:
+            box = boxes.MARK + ",".join("" if one is None else str(one)[:20] for one in found)
+            problem = f"its box {error} ({place})"
+    return TableRow(place, path or "", key, label, _LABEL in values, metadata, box, problem)
+
+
+def _box(values: Mapping[str, object]) -> tuple[Value, ...]:
+    """Return the four values of a box: numbers, also those of a CSV file, where they are no text."""
+    found = (_plain(values[name], name) for name in boxes.COLUMNS)
+    return tuple(
+        (int(one) if _INTEGER.fullmatch(one) else float(one) if _is_number(one) else one)
+        if isinstance(one, str)
+        else one
+        for one in found
+    )
+
+
+def _numbers(values: Sequence[Value]) -> list[float]:
+    if not all(isinstance(value, (int, float)) for value in values):
+        raise ValueError("is not four numbers")
+    return [float(value) for value in values if value is not None]
 
 
 def plain_values(values: list[Any], place: str, start: int) -> list[Value]:
@@ -242,7 +276,7 @@ def _csv(
     names = _header(file, found_blocks)
     _check_columns(file, names, required)
     blocks = list(found_blocks)  # read once: it may be a pipe
-    columns = [_Column(file, name) for name in names]
+    columns = [_Column(file, name, is_text=_is_box(name, names)) for name in names]
     if report is not None:
         for *fields, _ in blocks:
             for column, some in zip(columns, fields, strict=True):
@@ -317,12 +351,13 @@ class _Column:
     Args:
         file: The file.
         name: Name of the column.
+        is_text: It is text, whatever its fields are.
     """
 
-    def __init__(self, file: Path, name: str) -> None:
+    def __init__(self, file: Path, name: str, *, is_text: bool = False) -> None:
         self.file, self.name = file, name
         self._filled = self._integers = self._numbers = 0
-        self._is_text = name in (_PATH, _ID, _LABEL)
+        self._is_text = is_text or name in (_PATH, _ID, _LABEL)
 
     def count(self, fields: Sequence[str]) -> None:
         """Count the kinds of some fields."""
@@ -382,6 +417,11 @@ class _Column:
 
 def _mixed(columns: Iterable[_Column]) -> list[str]:
     return [line for column in columns if (line := column.mixed)]
+
+
+def _is_box(name: str, names: Sequence[str]) -> bool:
+    """Return whether a column is one of the four of a box, whose numbers are read row by row."""
+    return name in boxes.COLUMNS and all(column in names for column in boxes.COLUMNS)
 
 
 def _texts(fields: Sequence[str]) -> list[Value]:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from retrieval.errors import ImageError, LookalikeError
+from retrieval.images import boxes
 from retrieval.storage import database
 from retrieval.storage.records import UPLOADS, BadFile, FileStamp, Value
 from retrieval.storage.schema import AT_PLACES, KEPT, LISTED, LIVE, SEARCHABLE
@@ -204,6 +205,26 @@ class ItemTable(ABC):
             return self.db.execute(
                 f"SELECT id, root, path FROM gallery.items AS items WHERE {chosen}", (after,)
             ).fetchall()
+
+    def parts(self) -> dict[str, list[str]]:
+        """Return the fragments of the live items that are parts, by root and path of their picture, joined.
+
+        A picture that is an item itself has an empty one among them.
+        """
+        mark = f"instr(items.path, '{boxes.MARK}')"
+        picture = f"substr(items.path, 1, {mark} - 1)"
+        query = (
+            f"SELECT root, path, EXISTS (SELECT 1 FROM gallery.items AS whole WHERE whole.root = items.root "
+            f"AND whole.path = {picture} AND whole.path != '' AND whole.deleted_at IS NULL) "
+            f"FROM gallery.items AS items WHERE {LIVE} AND {mark} > 1"
+        )
+        found: dict[str, list[str]] = {}
+        with self.errors():
+            for root, path, has_whole in self.db.execute(query):
+                picture, box = boxes.split(path)
+                if box:
+                    found.setdefault(f"{root}\0{picture}", [""] if has_whole else []).append(box)
+        return found
 
     @contextmanager
     def errors(self) -> Iterator[None]:

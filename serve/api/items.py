@@ -174,13 +174,22 @@ async def item(id: ItemId, service: Service) -> Response:
     responses=_PICTURE,
 )
 async def thumbnail(
-    request: Request, id: ItemId, service: Service, workers: ThumbnailWorkers, version: Version = None
+    request: Request,
+    id: ItemId,
+    service: Service,
+    workers: ThumbnailWorkers,
+    version: Version = None,
+    whole: Annotated[
+        bool, Query(description="Of the whole picture, also if the image is a part of it.")
+    ] = False,
 ) -> Response:
     """At most 512 pixels a side, re-encoded without metadata."""
     # The version first: a picture that replaces this one in between is not kept under the new one's address.
-    current, found = await asyncio.to_thread(lambda: (service.version(id), service.cached_thumbnail(id)))
+    current, found = await asyncio.to_thread(
+        lambda: (service.version(id), service.cached_thumbnail(id, is_whole=whole))
+    )
     if found is None:
-        found = await workers.run(lambda: service.thumbnail(id), request.receive)
+        found = await workers.run(lambda: service.thumbnail(id, is_whole=whole), request.receive)
     return _picture(found, version == current)
 
 

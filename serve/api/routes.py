@@ -338,13 +338,18 @@ async def metrics(services: AllServices) -> Response:
 
 def image_fields(item: Item, summary: GallerySummary) -> dict[str, Any]:
     """Return the public fields of an item, without its path on the server."""
+    part, width, height = item.part, item.width, item.height
+    if part is not None:
+        left, top, right, bottom = part
+        width, height = round((right - left) * width), round((bottom - top) * height)
     return {
         "id": item.id,
         "key": item.key,
         "label": item.label,
         "metadata": item.metadata,
-        "width": item.width or None,
-        "height": item.height or None,
+        "width": width or None,
+        "height": height or None,
+        "part": part,
         "thumbnail": summary.thumbnail(item),
     }
 

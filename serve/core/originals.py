@@ -7,7 +7,6 @@ is read only if it has the checksum that was indexed; so is any on Windows, wher
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from contextlib import suppress
@@ -16,7 +15,8 @@ from pathlib import PurePosixPath
 
 from retrieval.errors import ImageError
 from retrieval.galleries.searchable import SearchableGallery
-from retrieval.images.load import read_bytes
+from retrieval.images.boxes import split
+from retrieval.images.load import content_sha256, read_bytes
 from retrieval.images.location import locate
 from retrieval.system import NO_WAITING
 from serve.core.errors import UnknownItemError
@@ -35,11 +35,18 @@ class Original:
         root: The indexed folder.
         path: Path of the file relative to it; empty if the item has no file.
         content_sha256: Checksum of the indexed bytes; empty if unknown.
+        is_whole: The whole picture is meant, also if the item is a part of it.
     """
 
     root: str
     path: str
     content_sha256: str
+    is_whole: bool = False
+
+    @property
+    def box(self) -> str:
+        """Fragment of the part that is meant; see `Location.box`."""
+        return "" if self.is_whole else split(self.path)[1]
 
     def read(self) -> bytes:
         """Return the bytes of the file.
@@ -52,9 +59,9 @@ class Original:
         where = locate(os.path.join(self.root, self.path))
         if where.kind == "file" and _CAN:
             with suppress(OSError):  # a link on the path, or no file
-                return _read(_open_without_links(self.root, self.path), self.path)
+                return _read(_open_without_links(self.root, split(self.path)[0]), self.path)
         data = read_bytes(where)
-        if hashlib.sha256(data).hexdigest() != self.content_sha256:
+        if content_sha256(data, where.box) != self.content_sha256:
             raise ImageError(str(where), ImageError.MISSING, "it is not the file that was indexed")
         return data
 

@@ -102,11 +102,13 @@ class Region:
         return pixels[box[1] : box[3], box[0] : box[2]]
 
 
-def open_region(source: Path | bytes, region: Region | None, *, side: int | None = None) -> OpenedImage:
+def open_region(
+    source: Path | bytes | Original, region: Region | None, *, side: int | None = None
+) -> OpenedImage:
     """Read the header of an image, of which `load_region` decodes a region.
 
     Args:
-        source: Path or bytes of the image.
+        source: Path or bytes of the image, or a file of the gallery, of which a part may be the image.
         region: Region to cut out; None for the whole image.
         side: Shorter side in pixels as for `retrieval.load_image`, of the region: the image of a small region
             is decoded at a higher resolution.
@@ -114,9 +116,12 @@ def open_region(source: Path | bytes, region: Region | None, *, side: int | None
     Raises:
         ImageError: The image cannot be read.
     """
+    box = source.box if isinstance(source, Original) else ""
+    if isinstance(source, Original):
+        source = source.read()
     data = source if isinstance(source, bytes) else read_bytes(source, regular=False)
     wanted = side if side is None or region is None else region.decode_side(side)
-    return open_bytes(data, "image", side=wanted)
+    return open_bytes(data, "image", side=wanted, box=box)
 
 
 def load_region(opened: OpenedImage, region: Region | None) -> np.ndarray:
@@ -320,8 +325,7 @@ class QueryResolver:
         )
         source = query if isinstance(query, bytes) else find_original(state.gallery, *own)
         with self.decoding, self._telemetry.stage("decode"):
-            readable = source.read() if isinstance(source, Original) else source
-            opened = open_region(readable, None, side=decode_side(preprocess))
+            opened = open_region(source, None, side=decode_side(preprocess))
             add_pixels(opened.pixels)
             with self._share_of_cores(opened.pixels):
                 return Tiles.of(load_region(opened, None), preprocess), own
@@ -334,8 +338,7 @@ class QueryResolver:
             side: Shorter side that is enough, see `load_image`.
         """
         with self.decoding:
-            readable = source.read() if isinstance(source, Original) else source
-            opened = open_region(readable, None, side=side)
+            opened = open_region(source, None, side=side)
             add_pixels(opened.pixels)
             with self._share_of_cores(opened.pixels):
                 return Image.fromarray(load_region(opened, None))
@@ -365,8 +368,7 @@ class QueryResolver:
             if isinstance(source, OpenedImage):
                 opened = source
             else:
-                readable = source.read() if isinstance(source, Original) else source
-                opened = open_region(readable, region, side=preprocess.scaled)
+                opened = open_region(source, region, side=preprocess.scaled)
             add_pixels(opened.pixels)
             with self._share_of_cores(opened.pixels):
                 whole = load_region(opened, region)

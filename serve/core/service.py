@@ -16,7 +16,6 @@ from retrieval.galleries.items import Hits, Item, View
 from retrieval.galleries.objects import Objects, refuse_options, search_objects
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.gallery import Gallery
-from retrieval.images.load import load_image
 from retrieval.images.resampling import Box
 from retrieval.model.licenses import model_license
 from retrieval.model.runtime import Runtime
@@ -48,7 +47,9 @@ from serve.core.queries import (
     has_text,
     item_id,
     kind_of,
+    load_region,
     model_of,
+    open_region,
 )
 from serve.core.telemetry import Telemetry
 from serve.core.thumbnails import MAX_SIDE, MISSING, PICTURE_SIDE, Thumbnail, encode
@@ -541,18 +542,24 @@ class SearchService:
 
     # ---- for the page
 
-    def thumbnail(self, item: int) -> Thumbnail:
+    def thumbnail(self, item: int, *, is_whole: bool = False) -> Thumbnail:
         """Return the thumbnail of an item, or `MISSING` if its file cannot be read or was replaced.
+
+        Args:
+            item: Item id.
+            is_whole: Return that of the whole picture, also if the item is a part of it.
 
         Raises:
             UnknownItemError: The gallery has no such item.
         """
-        file = self._original(item)
+        file = replace(self._original(item), is_whole=is_whole)
         found = self._thumbnails.get((item, file))
         if found is None:
             self.telemetry.thumbnails_made.inc()
             try:
-                found = encode(load_image(file.read(), side=_SHORTER_SIDE))
+                found = encode(
+                    Image.fromarray(load_region(open_region(file, None, side=_SHORTER_SIDE), None))
+                )
             except ImageError:
                 found = MISSING  # not cached: the file may come back
             else:
@@ -560,13 +567,13 @@ class SearchService:
         self.telemetry.thumbnails.inc()
         return found
 
-    def cached_thumbnail(self, item: int) -> Thumbnail | None:
+    def cached_thumbnail(self, item: int, *, is_whole: bool = False) -> Thumbnail | None:
         """Return the thumbnail of an item from the cache, without decoding; None if absent.
 
         Raises:
             UnknownItemError: The gallery has no such item.
         """
-        found = self._thumbnails.get((item, self._original(item)))
+        found = self._thumbnails.get((item, replace(self._original(item), is_whole=is_whole)))
         if found is not None:
             self.telemetry.thumbnails.inc()
         return found

@@ -30,6 +30,13 @@ class Image(BaseModel):
     metadata: dict[str, Any] = Field(examples=[{"price": 12.5}])
     width: int | None = Field(description="Width in pixels; null if unknown.", examples=[640])
     height: int | None = Field(description="Height in pixels; null if unknown.", examples=[480])
+    part: tuple[float, float, float, float] | None = Field(
+        None,
+        exclude_if=lambda part: part is None,
+        description="If the image is a part of a picture: left, top, right and bottom, as fractions of the "
+        "upright picture. Width and height are those of the part.",
+        examples=[[0.25, 0.1, 0.75, 0.6]],
+    )
     thumbnail: str = Field(
         description="URL path of the thumbnail.", examples=["/v1/items/17/thumbnail?v=1b4e28ba"]
     )

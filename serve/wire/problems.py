@@ -33,6 +33,8 @@ class ProblemDetails(BaseModel):
     detail: str = Field(description="What went wrong, and what to do.")
     instance: str = Field(description="URI of this occurrence.")
     code: str = Field(description="Stable code of the kind of problem.", examples=["busy"])
-    reason: str | None = Field(None, description="For an image: missing, not-an-image, damaged or too-large.")
+    reason: str | None = Field(
+        None, description="For an image: missing, not-an-image, damaged, too-large or box."
+    )
     errors: list[Fault] | None = Field(None, description="For a request: its faults, at most 20.")
     error: OpenAIError | None = Field(None, description="On `/v1/embeddings`: the same for OpenAI's clients.")

@@ -79,6 +79,7 @@ class Dialog {
     const image = part(box, 'image');
     image.src = item.thumbnail;
     image.alt = `item ${item.id}, ${item.label ?? 'no label'}`;
+    this.#outline(item);
     part(box, 'caption').textContent = fileName(item.key);
     part(box, 'original').href = `${this.#api.root}/items/${item.id}/picture`;
     part(box, 'label').value = item.label ?? '';
@@ -90,6 +91,16 @@ class Dialog {
     if (box.open) return;
     box.showModal();
     part(box, 'close').focus();
+  }
+
+  /** Show the picture that the image is a part of, if it is one, with an outline of the part. */
+  #outline({id, part: of = null}) {
+    show(part(this.#box, 'context'), Boolean(of));
+    if (!of) return;
+    const [left, top, right, bottom] = of;
+    part(this.#box, 'whole').src = `${this.#api.root}/items/${id}/thumbnail?whole=true`;
+    Object.assign(part(this.#box, 'outline').style, {left: `${100 * left}%`, top: `${100 * top}%`,
+      width: `${100 * (right - left)}%`, height: `${100 * (bottom - top)}%`});
   }
 
   /** Show the place of the image among the hits, which may come after the dialog, and what can be done with a query. */
