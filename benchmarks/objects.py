@@ -1,6 +1,8 @@
 """Objects in clutter: share of the products that stand in a room among the first hits of its photograph.
 
-    python -m benchmarks.objects ROOMS.csv lite0=shop.gallery [--single birds=birds.gallery] [--json FILE]
+    python -m benchmarks.objects ROOMS.csv lite0=shop.gallery [--single birds=birds.gallery]
+        [--rooms whole=rooms.gallery] [--rooms parts=parts.gallery] [--labelled birds=parts.gallery]
+        [--json FILE]
 
 ROOMS.csv has the columns `room`, a photograph in the folder `rooms` beside it, and `products`, keys of a
 gallery's items with semicolons between them. Each photograph is searched as a whole; as five fixed regions
@@ -10,6 +12,12 @@ the rooms; the second half has numbers of its own. Intervals are of the bootstra
 
 With `--single`, pictures of one object each are searched for in a labelled gallery, as a whole and by their
 tiles: the share whose first hit has their label.
+
+With `--rooms`, the other way round: the gallery has the photographs, as they are or by `index build
+--objects`, and each product that stands in one of them is searched for by its stored vector: the share found
+of its rooms. Intervals are over products. Nothing was chosen, so both halves of the rooms count.
+With `--labelled`, pictures of one object each in a gallery that was built in either way are searched for: the
+share whose first hit, another picture, has their label.
 """
 
 from __future__ import annotations
@@ -32,6 +40,7 @@ from retrieval.search.options import SearchOptions
 HITS = 50
 DEPTH = 1000  # hits of a region that are merged
 RESAMPLES = 2000
+_ROOM_HITS = (5, 10)  # of a product
 QUERIES = 300  # pictures of one object
 _FIXED = [
     (0, 0, 1, 1),
@@ -49,6 +58,8 @@ def main() -> None:
     parser.add_argument("rooms", type=Path)
     parser.add_argument("galleries", nargs="+", metavar="NAME=GALLERY")
     parser.add_argument("--single", action="append", default=[], metavar="NAME=GALLERY")
+    parser.add_argument("--rooms", dest="photographs", action="append", default=[], metavar="NAME=GALLERY")
+    parser.add_argument("--labelled", action="append", default=[], metavar="NAME=GALLERY")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     with given.rooms.open(newline="") as file:
@@ -76,10 +87,24 @@ def main() -> None:
         name, _, folder = argument.partition("=")
         single.append({"gallery": name, **_single(Gallery.open(folder))})
         print(single[-1])
+    reverse = []
+    for argument in given.photographs:
+        name, _, folder = argument.partition("=")
+        reverse += _products(gallery, Gallery.open(folder), rooms, name)
+    labelled = []
+    for argument in given.labelled:
+        name, _, folder = argument.partition("=")
+        labelled.append({"gallery": name, **_labelled(Gallery.open(folder))})
+        print(labelled[-1])
     if given.json is not None:
         chance = round(100 * HITS / len(gallery), 1)
         facts = {"hits": HITS, "rooms": len(rooms), "products": len(gallery), "chance": chance}
-        given.json.write_text(json.dumps({**facts, "rows": found, "single": single}, indent=1) + "\n")
+        given.json.write_text(
+            json.dumps(
+                {**facts, "rows": found, "single": single, "reverse": reverse, "labelled": labelled}, indent=1
+            )
+            + "\n"
+        )
 
 
 def _measure(
@@ -95,6 +120,37 @@ def _measure(
         seconds.append(time.process_time() - start)
         shares.append(len(wanted.intersection(hits)) / len(wanted))
     return np.array(shares), np.array(seconds)
+
+
+def _products(
+    catalogue: Gallery, photographs: Gallery, rooms: list[dict[str, str]], name: str
+) -> list[dict[str, Any]]:
+    """Return the share found of the rooms in which each product stands, and the CPU time of a search."""
+    stands = dict[int, set[str]]()
+    for room in rooms:
+        for product in catalogue.ids_of(room["products"].split(";")):
+            stands.setdefault(product, set()).add(room["room"])
+    vectors = catalogue.vectors(sorted(stands))
+    rows = []
+    for count in _ROOM_HITS:
+        shares, seconds = [], []
+        for product, vector in vectors.items():
+            start = time.process_time()
+            hits = [*photographs.find(vector[None], SearchOptions(count), [()])[0]]
+            seconds.append(time.process_time() - start)
+            found = {hit.key.partition("#")[0] for hit in hits}
+            shares.append(len(found & stands[product]) / len(stands[product]))
+        row = {
+            "gallery": name,
+            "images": len(photographs),
+            "hits": count,
+            "products": len(shares),
+            "share": _interval(np.array(shares)),
+            "seconds": round(float(np.median(seconds)), 5),
+        }
+        print(row)
+        rows.append(row)
+    return rows
 
 
 def _single(gallery: Gallery) -> dict[str, Any]:
@@ -116,6 +172,15 @@ def _single(gallery: Gallery) -> dict[str, Any]:
         "tiles and windows": _interval(both[:, 1]),
         "difference": _interval(both[:, 1] - both[:, 0]),
     }
+
+
+def _labelled(gallery: Gallery) -> dict[str, Any]:
+    """Return the share of pictures, not of parts, whose first hit is another picture of their label."""
+    items = gallery.items(gallery.select(where="id > 0"))
+    whole = [item for item in items.values() if item.part is None]
+    chosen = np.random.default_rng(0).permutation(len(whole))[:QUERIES].tolist()
+    right = [gallery.search_id(whole[n].id, 1)[0].label == whole[n].label for n in chosen]
+    return {"images": len(items), "queries": len(right), "right": _interval(np.array(right, float))}
 
 
 def _interval(shares: np.ndarray) -> list[float]:

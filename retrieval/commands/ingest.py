@@ -87,6 +87,12 @@ _source_options = combine_options(
     type=_FILE,
     help="Model file to embed with.  [default: that of the gallery, if it exists, or EfficientNet-Lite0]",
 )
+@click.option(
+    "--objects",
+    is_flag=True,
+    help="Index overlapping parts of each picture, too, so that a query finds pictures that it is a part of. "
+    "The gallery remembers it. See docs/objects.md.",
+)
 @product_option
 @store_option("Keep the images in a database instead of files, see docs/stores.md")
 @index_options
@@ -106,6 +112,7 @@ def build(
     table: Path | None,
     root: Path | None,
     model: Path | None,
+    objects: bool,
     product: str | None,
     store: Address | None,
     kind: str | None,
@@ -143,8 +150,15 @@ def build(
     lists the images. Its paths are relative to the folder in IMAGES, if there is one, and otherwise to the
     folder of the table. A CSV column has numbers if 90% of its fields are numbers, and the others are listed
     and left empty (exit code 3); all other columns are text, and an empty field is a missing value. In a tar
-    shard, a/x.json, a/x.cls and a/x.txt contain the metadata, the
-    label and a text for a/x.jpg.
+    shard, a/x.json, a/x.cls and a/x.txt contain the metadata, the label and a text for a/x.jpg.
+
+    With the columns `box_x`, `box_y`, `box_width` and `box_height`, in pixels or as fractions, rows are about
+    parts of pictures, each with a vector of its own. With --objects, parts that cover each picture are
+    indexed beside it, and a search finds a picture by its best part. See docs/objects.md.
+
+    \b
+      lookalike index build rooms.gallery --metadata boxes.csv
+      lookalike index build rooms.gallery rooms --objects
 
     With --product, images with the same value of a column are views of one product, such as a front and a
     side: searches find products, and every later command knows it.
@@ -179,6 +193,8 @@ def build(
     if store is not None:
         explain_password(store)
     try:
+        if objects:
+            target.use_objects()
         result = target.add_sources(
             sources,
             index=index,

@@ -245,6 +245,16 @@ class SearchableGallery(Displayed, ABC):
             self.writer.use_manifest(replace(self.manifest, product=column))
             self.refresh()
 
+    def use_objects(self) -> None:
+        """Make parts of each picture items beside it, of all pictures that are added from now on.
+
+        Raises:
+            LookalikeError: The gallery cannot be written.
+        """
+        if not self.manifest.objects:
+            self.writer.use_manifest(replace(self.manifest, objects=True))
+            self.refresh()
+
     # ---- state
 
     @abstractmethod

@@ -21,6 +21,7 @@ from retrieval.images.location import Location, locate_item
 from retrieval.ingest.admission import Admission, Arrival, Original
 from retrieval.ingest.committer import Batch, Committer, ItemDraft
 from retrieval.ingest.file_plan import changes_of, known_roots, moved_item, plan_indexing
+from retrieval.ingest.picture_tiles import COLUMN, with_tiles
 from retrieval.ingest.pipeline import EmbeddedBatch, embed_ahead
 from retrieval.ingest.replay import replay, withhold
 from retrieval.ingest.sources import Scan, Sources, collect
@@ -196,6 +197,8 @@ def add_images(
     with writer.running(), closing(writer.table()) as table:
         started = now()
         found = collect(sources, known_roots(table))
+        if gallery.manifest.objects:
+            found.entries = with_tiles(found.entries, gallery.folder)
         if not ignore_decisions:
             withhold(gallery.folder, found)
         result = ingest(
@@ -212,6 +215,8 @@ def add_images(
         finish_run(
             gallery, result, command, started, reindex=reindex, index=index, show_progress=show_progress
         )
+    if gallery.manifest.objects and gallery.manifest.product is None and result.added:
+        gallery.use_products(COLUMN)
     return result
 
 

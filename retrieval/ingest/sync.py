@@ -15,6 +15,7 @@ from retrieval.galleries.searchable import SearchableGallery
 from retrieval.images.location import Location, locate, locate_item
 from retrieval.ingest.file_plan import find_gone, in_chunks, known_roots, match_moved, plan_indexing
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult, carry_out, finish_run, replay_into
+from retrieval.ingest.picture_tiles import with_tiles
 from retrieval.ingest.replay import withhold
 from retrieval.ingest.sources import Entry, Scan, absolute, scan
 from retrieval.progress import Progress
@@ -161,7 +162,7 @@ def folder_difference(
 ) -> FolderDifference:
     """Return what `sync` would do, without changing anything. The arguments are those of `sync`."""
     with closing(gallery.writer.table(whole=True)) as table:
-        top, found = _scan_folder(table, folder, min_age, ignore_decisions)
+        top, found = _scan_folder(gallery, table, folder, min_age, ignore_decisions)
         plan = plan_indexing(gallery.writer, table, found, checksum=checksum, show_progress=show_progress)
         find_gone(plan, top)
         match_moved(plan, show_progress)
@@ -211,7 +212,7 @@ def sync(
     writer, policy = gallery.writer, policy or BadFilePolicy()
     with writer.running(), closing(writer.table(whole=True)) as table:
         started = now()
-        top, found = _scan_folder(table, folder, min_age, ignore_decisions)
+        top, found = _scan_folder(gallery, table, folder, min_age, ignore_decisions)
         plan = plan_indexing(
             writer, table, found, retry=policy.retry, checksum=checksum, show_progress=show_progress
         )
@@ -239,13 +240,16 @@ def embed_again(gallery: DatabaseView, ids: Sequence[int], *, show_progress: boo
         carry_out(gallery, plan, Scan(), show_progress=show_progress)
 
 
-def _scan_folder(table: ItemTable, folder: Path, min_age: float, ignore_decisions: bool) -> tuple[Path, Scan]:
+def _scan_folder(
+    gallery: SearchableGallery, table: ItemTable, folder: Path, min_age: float, ignore_decisions: bool
+) -> tuple[Path, Scan]:
     place = Location.parse(folder)
     if place.kind != "url" and not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder")
     found = scan([place], known_roots(table))
-    if parts := table.parts():
-        found.entries = _with_parts(found.entries, parts)
+    parts = table.parts()
+    if parts or gallery.manifest.objects:
+        found.entries = _with_parts(found.entries, parts, gallery if gallery.manifest.objects else None)
     if min_age:
         found.entries = _settled(found.entries, min_age)
     if not ignore_decisions:
@@ -253,14 +257,24 @@ def _scan_folder(table: ItemTable, folder: Path, min_age: float, ignore_decision
     return absolute(place), found
 
 
-def _with_parts(entries: Iterable[Entry], parts: Mapping[str, Sequence[str]]) -> Iterator[Entry]:
-    """Yield the parts that the gallery has of a picture in place of the picture."""
+def _with_parts(
+    entries: Iterable[Entry], parts: Mapping[str, Sequence[str]], divided: SearchableGallery | None
+) -> Iterator[Entry]:
+    """Yield the parts that the gallery has of a picture in place of the picture.
+
+    Args:
+        entries: What a scan yields.
+        parts: `ItemTable.parts`.
+        divided: Gallery to which a new picture is added with its tiles; `None` if that is no rule here.
+    """
     for entry in entries:
         known = parts.get(f"{entry.root}\0{entry.path}") if isinstance(entry, ImageFile) else None
-        if not isinstance(entry, ImageFile) or known is None:
-            yield entry
-        else:
+        if isinstance(entry, ImageFile) and known is not None:
             yield from (entry._replace(path=entry.path + box) for box in known)
+        elif divided is not None:
+            yield from with_tiles([entry], divided.folder)
+        else:
+            yield entry
 
 
 def _settled(entries: Iterable[Entry], min_age: float) -> Iterator[Entry]:

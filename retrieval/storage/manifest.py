@@ -46,6 +46,7 @@ class Manifest:
         index_spec: Specification of the index; the default for the next one.
         dtype: Type of the stored numbers, one of `DTYPES`.
         product: Column of the product that an image is a view of; `None` if images are not of products.
+        objects: Parts of each picture are items beside it; see `retrieval.ingest.picture_tiles`.
         revision: Number of changes of these facts since the gallery was created.
         uuid: Random id of the gallery.
         format_version: Version of the gallery format.
@@ -63,6 +64,7 @@ class Manifest:
     index_spec: IndexSpec = IndexSpec()  # noqa: RUF009
     dtype: str = "float32"
     product: str | None = None
+    objects: bool = False
     revision: int = 0
     uuid: str = field(default_factory=_new_uuid)
     format_version: int = FORMAT_VERSION
@@ -92,6 +94,7 @@ class Manifest:
             "bridged": self.bridged,
             "dtype": self.dtype,
             "product": self.product,
+            "objects": self.objects or None,
             "revision": self.revision,
             _INDEX_SPEC: _given(vars(self.index_spec)) or None,
             **_CONSTANT,
@@ -126,6 +129,7 @@ def parse_manifest(folder: Path | str, rows: Iterable[tuple[str, str]]) -> Manif
             index_spec=IndexSpec(**facts.get(_INDEX_SPEC, {})),
             dtype=str(facts["dtype"]),
             product=facts.get("product"),
+            objects=bool(facts.get("objects")),
             revision=int(facts.get("revision", 0)),
             uuid=str(facts["gallery_uuid"]),
             format_version=version,

@@ -117,8 +117,9 @@ def _open_or_create(gallery: FilesView, model: Embedder, draft: Path) -> FilesVi
         shutil.rmtree(draft)
     new = FilesView.new(draft, model, storage=gallery.store.manifest.dtype)
     with new.store.writing():
-        product = gallery.store.manifest.product
-        new.store.update_manifest(replace(new.store.manifest, rebuilt_from=origin, product=product))
+        old = gallery.store.manifest
+        known = replace(new.store.manifest, rebuilt_from=origin, product=old.product, objects=old.objects)
+        new.store.update_manifest(known)
     return new
 
 

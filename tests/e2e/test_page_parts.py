@@ -51,13 +51,16 @@ def test_the_outline_lies_on_the_part(page: Page, server: Server, gallery: Galle
     expect(picture).to_be_visible()
     expect(outline).to_be_visible()
     page.wait_for_function("one => one.naturalWidth === 80", arg=picture.element_handle())
-    around, box = picture.bounding_box(), outline.bounding_box()
-    assert around is not None
-    assert box is not None
-    across, down = around["width"] / 80, around["height"] / 60
-    assert across == pytest.approx(down, rel=0.02)
-    assert (box["x"] - around["x"]) / across == pytest.approx(16, abs=0.6)
-    assert (box["y"] - around["y"]) / down == pytest.approx(30, abs=0.6)
+    for width in (1200, 390):
+        page.set_viewport_size({"width": width, "height": 800})
+        around, box = picture.bounding_box(), outline.bounding_box()
+        assert around is not None
+        assert box is not None
+        across, down = around["width"] / 80, around["height"] / 60
+        assert across == pytest.approx(down, rel=0.02)
+        assert (box["x"] - around["x"]) / across == pytest.approx(16, abs=0.6)
+        assert (box["y"] - around["y"]) / down == pytest.approx(30, abs=0.6)
+    expect(page.locator("#dialog [data-part=caption]")).to_have_text("0.png")
     # The card and the dialog show the part alone.
     shown = page.locator("#dialog [data-part=image]")
     page.wait_for_function("one => one.naturalWidth > 0", arg=shown.element_handle())

@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from retrieval import Embedder, Gallery, load_image
+from retrieval.ingest.sync import RemovalLimit
 from retrieval.upkeep.rebuild import rebuild
 from tests.conftest import draw, lookalike_here
 from tests.retrieval.galleries.conftest import Kind
@@ -208,3 +209,65 @@ def test_a_sidecar_of_a_tar_shard_may_have_a_box(model: Embedder, rooms: Path, t
     assert gallery.item(1).key == f"0.tar/{KEYS[0]}"
     np.testing.assert_allclose(gallery.vector(1), model.embed(crops(rooms.parent)[:1])[0], atol=2e-3)
     assert gallery.update().gone == []
+
+
+# ---- galleries of the parts of pictures
+
+
+def test_a_part_finds_its_picture_once(kind: Kind, model: Embedder, rooms: Path, tmp_path: Path) -> None:
+    gallery = kind.create(tmp_path / "g", model)
+    gallery.use_objects()
+    rooms.unlink()
+    assert gallery.add([rooms.parent]).added == 2 * 13
+    assert gallery.manifest.product == "picture"
+    room = Image.open(rooms.parent / "room.png")
+    boxes = {item.part for item in gallery.items(gallery.select(where="picture = 'room.png'")).values()}
+    assert len(boxes) == 13
+    assert None in boxes
+    for left, top, right, bottom in filter(None, boxes):
+        assert (right - left) * 64 == pytest.approx(0.4 * 48, abs=0.01)
+        crop = room.crop((round(left * 64), round(top * 48), round(right * 64), round(bottom * 48)))
+        first, second = gallery.search(crop.convert("RGB"), 5)
+        assert first.part == pytest.approx((left, top, right, bottom), abs=1e-6)
+        assert (first.group, first.view_count, second.group) == ("room.png", 13, "whole.png")
+    assert [hit.group for hit in gallery.search_id("room.png", 5)] == ["whole.png"]
+    # It goes on so.
+    again = gallery.add([rooms.parent])
+    assert (again.added, again.unchanged) == (0, 26)
+    draw(9, (48, 48)).save(rooms.parent / "new.png")
+    (rooms.parent / "whole.png").unlink()
+    done = gallery.sync(rooms.parent, limit=RemovalLimit(1.0))
+    assert (done.added, done.removed, done.unchanged) == (10, 13, 13)
+    assert {hit.group for hit in gallery.search(room.convert("RGB"), 5)} == {"room.png", "new.png"}
+    assert gallery.sync(rooms.parent).unchanged == 23
+    assert not gallery.verify().problems
+
+
+def test_a_rebuilt_gallery_of_parts_stays_one(model: Embedder, rooms: Path, tmp_path: Path) -> None:
+    words = [
+        "index",
+        "build",
+        str(tmp_path / "g"),
+        str(rooms.parent),
+        "--objects",
+        "--model",
+        str(model.path),
+    ]
+    lookalike_here(*words, "--objects")
+    gallery = Gallery.open(tmp_path / "g")
+    found = rebuild(gallery, Embedder(write_model(tmp_path / "other.onnx", maps=True))).gallery
+    assert (len(found), found.manifest.objects, found.manifest.product) == (26, True, "picture")
+
+
+def test_parts_have_ids_and_products_of_the_table(model: Embedder, rooms: Path, tmp_path: Path) -> None:
+    rooms.write_text("path,id,sku\nroom.png,a,1\nwhole.png,b,1\nbroken.png,c,2\n")
+    (rooms.parent / "broken.png").write_bytes(b"not a picture")
+    gallery = Gallery.create(tmp_path / "g", model)
+    gallery.use_objects()
+    done = gallery.add((), metadata=rooms)
+    gallery.use_products("sku")
+    assert (done.added, [bad.stamp.path for bad in done.bad]) == (26, ["broken.png"])
+    keys = [item.key for item in gallery.items(gallery.select(where="sku = 1")).values()]
+    assert len(keys) == 26
+    assert {key.partition("#")[0] for key in keys} == {"a", "b"}
+    assert len(gallery.search(rooms.parent / "room.png", 5)) == 1

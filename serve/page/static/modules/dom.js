@@ -29,7 +29,7 @@ export const ratioOf = ({width, height}) => width && height ? Math.round(1000 * 
 export const proportion = (card, item) => card.style.setProperty('--ratio', String(ratioOf(item)));
 
 /** Return the last part of a key, which is a path for most images. */
-export const fileName = key => key.split('/').at(-1);
+export const fileName = key => key.split('/').at(-1).replace(/#xywh=[^#]*$/, '');  // without the box of a part
 
 /** Return the parts of a name between which a line may break: after its separators. */
 export const breakable = name => name.split(/(?<=[_/.-])(?=[^\s_/.-]{3})/).flatMap((piece, at) => at ? [document.createElement('wbr'), piece] : [piece]);
