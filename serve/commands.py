@@ -176,6 +176,13 @@ def _read_config(context: click.Context, option: click.Parameter, file: Path | N
     f"requests.  [default: {PUBLIC_CONNECTIONS}; 0 on a loopback address]",
 )
 @_setting(
+    "detector",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help='ONNX model of a detector, by which "Find objects" and /v1/objects take a picture apart; see '
+    "docs/objects.md.",
+)
+@_setting(
     "max_body",
     type=click.IntRange(1, 1024),
     help="Largest request, in MB.",

@@ -89,6 +89,7 @@ class Settings:
         connections: Open connections of one client; 0 for no limit.
         max_body: Size of the largest request body, in MB (2^20 bytes).
         max_pixels: Megapixels that the images of one request may have to decode.
+        detector: ONNX model that finds objects in a picture; None for the embedding map.
         deadline: Seconds within which a request is answered, also at shutdown.
         runtime: Device, provider and batch size of the models.
         log_level: error, warning, info or debug.
@@ -112,6 +113,7 @@ class Settings:
     connections: int = 0
     max_body: int = 32
     max_pixels: int = 200
+    detector: Path | None = None
     deadline: int = 30
     runtime: Runtime = Runtime()  # noqa: RUF009
     log_level: str = "warning"

@@ -154,6 +154,7 @@ def open_galleries(settings: Settings) -> list[SearchService]:
         settings.max_pixels * 10**6,
         settings.show,
         settings.query_log,
+        settings.detector,
     )
 
 

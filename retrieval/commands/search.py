@@ -26,6 +26,7 @@ from retrieval.model.runtime import Runtime
 from retrieval.progress import Progress
 from retrieval.reports.sheet import SheetImage, SheetRow, check_sheet_path, write_sheet
 from retrieval.search.composition import compose
+from retrieval.search.detector import Detector
 from retrieval.search.options import RERANKS, SearchOptions, search_options
 from retrieval.text import align_columns, pluralize
 
@@ -99,6 +100,12 @@ _search_options = combine_options(*(search_option(one) for one in search_options
     is_flag=True,
     help="Search for what stands in each IMAGE, part by part; each hit says which part it looks like.",
 )
+@click.option(
+    "--detector",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="With --objects: ONNX model of a detector, whose boxes are searched for; see docs/objects.md.",
+)
 @sheet_option
 @runtime_options
 @json_option
@@ -116,6 +123,7 @@ def search(
     unlike_items: tuple[str, ...],
     together: bool,
     for_objects: bool,
+    detector: Path | None,
     sheet: Path | None,
     runtime: Runtime,
     as_json: bool,
@@ -170,12 +178,14 @@ def search(
 
     --objects searches with a dozen overlapping parts of each IMAGE, in which the embedding map gives every
     hit its box: left, top, right and bottom as fractions of the picture. The score is the mean of the cosines
-    with both (docs/objects.md).
+    with both (docs/objects.md). With --detector, its boxes take the place of the parts.
 
     Exit code 3: some images could not be read; the output covers the others.
     """
     if not (images or items or texts or likes):
         raise click.UsageError("Missing argument '[IMAGE]...' or option '--id', '--text' or '--like'.")
+    if detector is not None and not for_objects:
+        raise click.UsageError("--detector goes with --objects.")
     if for_objects and (
         not images or items or texts or unwanted or likes or unlikes or unlike_items or together
     ):
@@ -191,7 +201,8 @@ def search(
         )
     answers: list[tuple[_Query, Hits]]
     if for_objects:
-        answers, bad, embed_ms, search_ms = _object_answers(target, images, options)
+        finder = None if detector is None else Detector(detector, runtime)
+        answers, bad, embed_ms, search_ms = _object_answers(target, images, options, finder)
     else:
         queries, bad, embed_ms = _queries(target, (*images, *likes), items)
         if has_text or likes or unlikes or unlike_items:
@@ -269,7 +280,7 @@ def _queries(
 
 
 def _object_answers(
-    gallery: SearchableGallery, images: Sequence[Path], options: SearchOptions
+    gallery: SearchableGallery, images: Sequence[Path], options: SearchOptions, detector: Detector | None
 ) -> tuple[list[tuple[_Query, Hits]], list[ImageError], float, float]:
     """Search with the parts of images; return the answers, the unreadable images, and milliseconds: for
     reading, and for embedding and searching."""
@@ -278,7 +289,7 @@ def _object_answers(
     for place in map(locate, images):
         start = time.perf_counter()
         try:
-            parts = load_tiles(str(place), gallery.embedder.preprocess)
+            parts = load_tiles(str(place), gallery.embedder.preprocess, detector)
         except ImageError as error:
             bad.append(error)
             continue

@@ -3,7 +3,8 @@
 Each tile of the picture (`retrieval.search.regions`) is searched. Its hits are then compared with it in the
 whitened space of the gallery (`retrieval.search.whitening`), and there the embedding map of the tile gives
 each hit its window: the part of the tile that looks most like it. A hit's score is the mean of both cosines,
-of the tile and of the window; without an embedding map it is that of the tile.
+of the tile and of the window; without an embedding map it is that of the tile. A detector's boxes take the
+place of the tiles, each seen in the least square around it, and have no windows.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from retrieval.images.preprocess import Preprocess
 from retrieval.images.resampling import Box
 from retrieval.model.embedder import Embedder
 from retrieval.model.layer import Layer
+from retrieval.search.detector import Detector
 from retrieval.search.options import SearchOptions
-from retrieval.search.regions import suppressed, tiles, windows
+from retrieval.search.regions import squares_around, suppressed, tiles, windows
 from retrieval.search.whitening import ridge_whitening
 
 OBJECT_SCORES = "mean whitened cosine with a tile of the picture and its best window"
@@ -45,16 +47,27 @@ class Tiles:
     Attributes:
         boxes: Their boxes, float64 [t, 4]: left, top, right, bottom as fractions of the upright picture.
         pixels: What the model sees of each, uint8 [t, S, S, 3].
+        are_detected: They are boxes of a detector.
     """
 
     boxes: np.ndarray
     pixels: np.ndarray
+    are_detected: bool = False
 
     @classmethod
-    def of(cls, image: np.ndarray, preprocess: Preprocess) -> Tiles:
-        """Return the tiles of an upright RGB image, uint8 [H, W, 3]."""
-        boxes = tiles(image.shape[1], image.shape[0])
-        return cls(boxes, np.stack([preprocess.tile(image, as_box(box)) for box in boxes]))
+    def of(cls, image: np.ndarray, preprocess: Preprocess, detector: Detector | None = None) -> Tiles:
+        """Return the tiles of an upright RGB image, uint8 [H, W, 3], or what a detector finds in it.
+
+        Where it finds nothing, tiles cover the picture.
+
+        Raises:
+            InputError: The detector fails.
+        """
+        height, width, _ = image.shape
+        found = np.empty((0, 4)) if detector is None else detector.boxes(image)
+        boxes = found if len(found) else tiles(width, height)
+        seen = squares_around(found, width, height) if len(found) else boxes
+        return cls(boxes, np.stack([preprocess.tile(image, as_box(box)) for box in seen]), len(found) > 0)
 
 
 @dataclass(frozen=True)
@@ -77,13 +90,14 @@ def decode_side(preprocess: Preprocess) -> int:
     return math.ceil(preprocess.size / _LEAST_SIDE)
 
 
-def load_tiles(image: ImageSource, preprocess: Preprocess) -> Tiles:
-    """Load an image and return its tiles.
+def load_tiles(image: ImageSource, preprocess: Preprocess, detector: Detector | None = None) -> Tiles:
+    """Load an image and return its tiles, or what a detector finds in it.
 
     Raises:
         ImageError: The image cannot be read.
+        InputError: The detector fails.
     """
-    return Tiles.of(load_pixels(image, side=decode_side(preprocess)), preprocess)
+    return Tiles.of(load_pixels(image, side=decode_side(preprocess)), preprocess, detector)
 
 
 def search_objects(
@@ -132,7 +146,7 @@ def _search(
     gallery: SearchableGallery, parts: Tiles, options: SearchOptions, own: tuple[int, ...]
 ) -> list[list[PartHit]]:
     """Return the hits of each tile, by their cosine with it, each with its window."""
-    vectors, maps = _embed(gallery.embedder, parts.pixels)
+    vectors, maps = _embed(gallery.embedder, parts)
     plain = replace(options, calibrated=False, min_score=None)  # a score is known at the end only
     found = gallery.find(vectors, plain, [own] * len(vectors))
     ids = sorted({hit.id for hits in found for hit in hits})
@@ -192,9 +206,11 @@ def _space(gallery: SearchableGallery) -> Layer:
     return space
 
 
-def _embed(embedder: Embedder, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the vectors of tiles, float32 [t, D], and their embedding maps if the model has them."""
-    return embedder.embed_maps(pixels) if embedder.has_map else (embedder.embed_pixels(pixels), None)
+def _embed(embedder: Embedder, parts: Tiles) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the vectors of tiles, float32 [t, D], and the embedding maps in which there are windows."""
+    if embedder.has_map and not parts.are_detected:
+        return embedder.embed_maps(parts.pixels)
+    return embedder.embed_pixels(parts.pixels), None
 
 
 def _group(hit: Hit) -> object:

@@ -78,6 +78,24 @@ def _cells(height: int, width: int) -> np.ndarray:
     return np.array([*found], np.int64)
 
 
+def squares_around(boxes: np.ndarray, width: int, height: int) -> np.ndarray:
+    """Return the least square around each box of a picture, moved into it and no larger than it.
+
+    Args:
+        boxes: Boxes, float [n, 4].
+        width, height: Size of the picture in pixels.
+
+    Returns:
+        Boxes, float64 [n, 4].
+    """
+    size = np.array([width, height])
+    corners = boxes.reshape(-1, 2, 2) * size
+    side = np.minimum((corners[:, 1] - corners[:, 0]).max(1), min(width, height))[:, None]
+    start = np.clip(corners.mean(1) - side / 2, 0, size - side)
+    found: np.ndarray = np.hstack([start / size, np.clip((start + side) / size, 0, 1)])
+    return found
+
+
 def suppressed(boxes: np.ndarray, scores: np.ndarray, count: int, overlap: float) -> np.ndarray:
     """Return the best boxes that overlap each other little: non-maximum suppression.
 

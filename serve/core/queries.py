@@ -24,6 +24,7 @@ from retrieval.machine.resources import cores
 from retrieval.model.embedder import Embedder
 from retrieval.search.composition import compose
 from retrieval.storage.query_log import Kind
+from retrieval.search.detector import Detector
 from serve.core.cost import add_pixels
 from serve.core.errors import BusyError, NoModelError, NoTextEncoderError, TooLargeError, UnknownItemError
 from serve.core.live import LiveState
@@ -237,16 +238,17 @@ class QueryResolver:
     Args:
         telemetry: Records decoding and embedding times.
         max_pixels: Pixels that the images of one request may have to decode.
+        detector: Finds objects; `None` for tiles.
 
     Attributes:
         decoding: Semaphore for decoding: the largest image takes half a gigabyte. Thumbnails do not use it,
             since they have a small thread pool of their own.
     """
 
-    def __init__(self, telemetry: Telemetry, max_pixels: int) -> None:
+    def __init__(self, telemetry: Telemetry, max_pixels: int, detector: Detector | None = None) -> None:
         self.decoding = threading.BoundedSemaphore(cores())
         self._large = threading.BoundedSemaphore(max(1, cores() // 2))
-        self._telemetry, self._max_pixels = telemetry, max_pixels
+        self._telemetry, self._max_pixels, self._detector = telemetry, max_pixels, detector
 
     def resolve(self, state: LiveState, queries: Sequence[AnyQuery]) -> list[ResolvedQuery | InputError]:
         """Return each query as a vector, or the error in it."""
@@ -312,7 +314,7 @@ class QueryResolver:
         return pixels, box
 
     def tiles(self, state: LiveState, query: bytes | int | str) -> tuple[Tiles, tuple[int, ...]]:
-        """Return the tiles of an image, and the id of the item that it is of, if it is one.
+        """Return the tiles of an image, or what the detector finds in it, and the id of its item if any.
 
         Raises:
             ImageError: The image cannot be read.
@@ -328,7 +330,7 @@ class QueryResolver:
             opened = open_region(source, None, side=decode_side(preprocess))
             add_pixels(opened.pixels)
             with self._share_of_cores(opened.pixels):
-                return Tiles.of(load_region(opened, None), preprocess), own
+                return Tiles.of(load_region(opened, None), preprocess, self._detector), own
 
     def image(self, source: Original | bytes, side: int | None = None) -> Image.Image:
         """Return an image; raise an `ImageError` if it cannot be read.

@@ -21,6 +21,7 @@ from retrieval.model.licenses import model_license
 from retrieval.model.runtime import Runtime
 from retrieval.progress import Stage
 from retrieval.search.calibration import Calibration
+from retrieval.search.detector import Detector
 from retrieval.search.lru_cache import LRUCache
 from retrieval.search.options import SearchOptions
 from retrieval.storage.query_log import LOGGED, LoggedSearch, Outcome, QueryLog
@@ -187,6 +188,7 @@ class SearchService:
         max_pixels: Pixels that the images of one request may have to decode.
         show: Metadata columns that the page shows with each image.
         query_log: Log of the searches, which several services may share; None for none.
+        detector: Finds objects in pictures; None for the tiles that cover them.
 
     Attributes:
         indexing: How far the server is in indexing the folder that it follows; None if it is not indexing.
@@ -211,6 +213,7 @@ class SearchService:
         max_pixels: int = MAX_REQUEST_PIXELS,
         show: Sequence[str] = (),
         query_log: QueryLog | None = None,
+        detector: Detector | None = None,
     ) -> None:
         self.folder = folder
         self.name = name or folder.resolve().name
@@ -222,7 +225,7 @@ class SearchService:
         # Each request runs on one core: concurrent requests on all cores would slow each other down.
         self.runtime = replace(runtime or Runtime(), threads=1)
         self._live = LiveGallery(folder, self.telemetry, self.runtime, batching)
-        self._resolver = QueryResolver(self.telemetry, max_pixels)
+        self._resolver = QueryResolver(self.telemetry, max_pixels, detector)
         self._collections = Collections(self.folder)
         # The item is part of the key: a file that was replaced and indexed again is another item.
         self._thumbnails: LRUCache[tuple[int, Original], Thumbnail] = LRUCache(_CACHED_THUMBNAILS)
@@ -640,6 +643,7 @@ def open_services(
     max_pixels: int,
     show: Sequence[str] = (),
     query_log: Path | None = None,
+    detector: Path | None = None,
 ) -> list[SearchService]:
     """Open the galleries of a server, which share one telemetry.
 
@@ -650,13 +654,15 @@ def open_services(
         max_pixels: Pixels that the images of one request may have to decode.
         show: Metadata columns that the page shows with each image.
         query_log: Folder of the log of their searches; None for no log.
+        detector: ONNX model that finds objects in a picture; `None` for tiles.
 
     Raises:
-        InputError: A folder is not a gallery, or the log cannot be written.
+        InputError: A folder is not a gallery, the log cannot be written, or the detector cannot be used.
         LookalikeError: A gallery's model is damaged or does not match its vectors.
     """
     telemetry = Telemetry()
     log = None if query_log is None else QueryLog(query_log)
+    finder = None if detector is None else Detector(detector, replace(runtime, threads=1))
     return [
         SearchService(
             folder,
@@ -668,6 +674,7 @@ def open_services(
             max_pixels=max_pixels,
             show=show,
             query_log=log,
+            detector=finder,
         )
         for number, (name, folder) in enumerate(folders.items())
     ]
