@@ -1,8 +1,8 @@
 """Read-ahead: read and decode files in a thread pool while the model processes the previous batch.
 
 Memory use besides the model: one file per decoding thread (at most `load.MAX_BYTES` bytes); decoded images of
-`PIXELS_IN_FLIGHT` pixels in all, at 9 to 12 bytes per pixel, or one larger image; `files_ahead()`
-preprocessed images.
+`PIXELS_IN_FLIGHT` pixels in all, at 9 to 12 bytes per pixel, or one larger image; for each thread the pixels
+of the picture whose parts it decodes, at 3 bytes per pixel; `files_ahead()` preprocessed images.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from threading import Condition
 import numpy as np
 
 from retrieval.errors import ImageError
-from retrieval.images.load import content_sha256, open_bytes, read_bytes
+from retrieval.images.load import OpenedImage, content_sha256, open_bytes, read_bytes
 from retrieval.images.location import Location, locate
 from retrieval.images.preprocess import Preprocess
 from retrieval.machine.resources import cores
@@ -27,6 +27,7 @@ from retrieval.progress import Progress
 
 BATCH = 32
 PIXELS_IN_FLIGHT = 64_000_000
+_PARTS = 16  # of one picture that are decoded in one go
 
 
 @dataclass(frozen=True)
@@ -127,33 +128,83 @@ def read_ahead(
     threads = threads or cores()
     budget, ahead = _Budget(PIXELS_IN_FLIGHT), files_ahead(threads)
 
-    def read(path: Path | Location) -> Decoded | KnownFile | ImageError:
-        where = locate(path)
+    def read(places: Sequence[Location]) -> list[Decoded | KnownFile | ImageError]:
+        """Read a picture, and decode it for each of its parts."""
         try:
-            data = read_bytes(where)
-            content = content_sha256(data, where.box)
-            if known(content):
-                return KnownFile(content)
-            opened = open_bytes(data, str(where), side=side, box=where.box)
-            with budget.holding(opened.pixels):
-                pixels, size = opened.decode()
-                return Decoded(preprocess(pixels), content, *size)
+            data = read_bytes(places[0])
         except ImageError as error:
-            return error
+            return [error] * len(places)
+        found = list[Decoded | KnownFile | ImageError]()
+        shared = _Shared(budget)
+        for where in places:
+            try:
+                content = content_sha256(data, where.box)
+                if known(content):
+                    found.append(KnownFile(content))
+                    continue
+                opened = open_bytes(data, str(where), side=side, box=where.box)
+                with shared.decoded(opened) as (pixels, size):
+                    found.append(Decoded(preprocess(pixels), content, *size))
+            except ImageError as error:
+                found.append(error)
+        return found
 
-    queue: deque[Future[Decoded | KnownFile | ImageError]] = deque()
-    files = iter(paths)
+    queue: deque[tuple[Future[list[Decoded | KnownFile | ImageError]], int]] = deque()
+    pictures, waiting = _pictures(paths), 0
     with ThreadPoolExecutor(threads, thread_name_prefix="decode") as pool:
         try:
             while True:
-                for path in islice(files, ahead - len(queue)):
-                    queue.append(pool.submit(read, path))
+                while waiting < ahead and (places := next(pictures, None)):
+                    queue.append((pool.submit(read, places), len(places)))
+                    waiting += len(places)
                 if not queue:
                     return
-                yield queue.popleft().result()
+                future, count = queue.popleft()
+                yield from future.result()
+                waiting -= count
         finally:
-            for future in queue:
+            for future, _ in queue:
                 future.cancel()
+
+
+class _Shared:
+    """Pixels of a picture of which several parts are decoded, one after the other.
+
+    Args:
+        budget: Pixels that may be decoded at a time.
+    """
+
+    def __init__(self, budget: _Budget) -> None:
+        self._budget = budget
+        self._last: tuple[tuple[int, int], np.ndarray, tuple[int, int]] | None = None
+
+    @contextmanager
+    def decoded(self, opened: OpenedImage) -> Iterator[tuple[np.ndarray, tuple[int, int]]]:
+        """Yield what `OpenedImage.decode` returns, of the pixels of the part before if they are its."""
+        with self._budget.holding(opened.pixels):
+            if opened.box is None:
+                yield opened.decode()
+                return
+            shape = opened.image.size
+            if self._last is None or self._last[0] != shape:
+                self._last = None
+                self._last = shape, *opened.decode_whole()
+            yield opened.cut(self._last[1]), self._last[2]
+
+
+def _pictures(paths: Iterable[Path | Location]) -> Iterator[list[Location]]:
+    """Yield each place, and the parts of one picture that follow each other together, up to 16."""
+    together = list[Location]()
+    for where in map(locate, paths):
+        if together and (len(together) == _PARTS or where.whole != together[0].whole or not where.box):
+            yield together
+            together = []
+        if where.box:
+            together.append(where)
+        else:
+            yield [where]
+    if together:
+        yield together
 
 
 def files_ahead(threads: int) -> int:

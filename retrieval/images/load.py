@@ -126,10 +126,15 @@ class OpenedImage:
         Raises:
             ImageError: The pixels are damaged.
         """
-        pixels, size = self._decoded()
-        return (pixels if self.box is None else _cut(pixels, self.box)), size
+        pixels, size = self.decode_whole()
+        return self.cut(pixels), size
 
-    def _decoded(self) -> tuple[np.ndarray, tuple[int, int]]:
+    def cut(self, pixels: np.ndarray) -> np.ndarray:
+        """Return the part that is meant of what `decode_whole` returns, uint8 [H, W, 3]."""
+        return pixels if self.box is None else _cut(pixels, self.box)
+
+    def decode_whole(self) -> tuple[np.ndarray, tuple[int, int]]:
+        """Decode as `decode` does, without cutting; two of the same file and `image.size` are the same."""
         if (found := self._by_turbojpeg()) is not None:
             return found, self.size
         try:

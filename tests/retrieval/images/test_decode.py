@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from PIL import Image
 from retrieval import ImageError, Preprocess, load_image
 from retrieval.images import decode
 from retrieval.images.decode import Decoded, KnownFile, decode_ahead, read_ahead
+from retrieval.images.load import OpenedImage, load_pixels
 from retrieval.machine.resources import cores
 from tests.conftest import draw
 
@@ -97,3 +99,36 @@ def test_read_ahead_is_bounded(tmp_path: Path) -> None:
         next(files)
     assert len(taken) <= 10 + decode.files_ahead(cores())
     files.close()
+
+
+def test_parts_of_one_picture_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pixels are those of each part alone, and the errors stay at their places."""
+    pictures = []
+    for seed in range(3):
+        draw(seed, (640, 480)).save(tmp_path / f"{seed}.jpg", quality=95)
+        pictures.append(str(tmp_path / f"{seed}.jpg"))
+    parts = [f"#xywh=percent:{left},{top},25,25" for top in (0, 25, 50, 75) for left in (0, 25, 50, 75, 100)]
+    places = [Path(picture + part) for picture in pictures for part in ["", *parts, "#xywh=0,0,9,9"]]
+    places.insert(5, Path(f"{tmp_path}/none.jpg#xywh=1,1,9,9"))
+    decoded = []
+    whole = OpenedImage.decode_whole
+
+    def counted(image: OpenedImage) -> Any:
+        decoded.append(image.name)
+        return whole(image)
+
+    monkeypatch.setattr(OpenedImage, "decode_whole", counted)
+    found = [*decode_ahead(places, lambda pixels: pixels.copy(), side=60)]
+    assert len(decoded) < len(places) / 3
+    monkeypatch.undo()
+    bad = [error for error in found if isinstance(error, ImageError)]
+    for place, file in zip(places, found, strict=True):
+        if isinstance(file, ImageError):
+            with pytest.raises(ImageError) as alone:
+                load_pixels(place, side=60)
+            assert (file.reason, file.detail) == (alone.value.reason, alone.value.detail)
+        else:
+            assert isinstance(file, Decoded)
+            assert np.array_equal(file.pixels, load_pixels(place, side=60))
+            assert (file.width, file.height) == (640, 480)
+    assert len(bad) == 1 + 3 * 4
