@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
-from retrieval.errors import InputError
+from retrieval.errors import ImageError, InputError
 from retrieval.files import now
 from retrieval.galleries.database import DatabaseView
 from retrieval.galleries.searchable import SearchableGallery
+from retrieval.images.load import content_sha256, read_bytes
 from retrieval.images.location import Location, locate, locate_item
 from retrieval.ingest.file_plan import find_gone, in_chunks, known_roots, match_moved, plan_indexing
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult, carry_out, finish_run, replay_into
@@ -19,7 +21,7 @@ from retrieval.ingest.picture_tiles import with_tiles
 from retrieval.ingest.replay import withhold
 from retrieval.ingest.sources import Entry, Scan, absolute, scan
 from retrieval.progress import Progress
-from retrieval.storage.planning import Comparison, ImageFile, ItemTable
+from retrieval.storage.planning import Comparison, ImageFile, ItemTable, PictureParts
 from retrieval.text import pluralize
 
 
@@ -134,7 +136,7 @@ def update(
                 "is the disk mounted?"
             )
         if gone:
-            _add_new_files(gallery, plan)
+            _add_new_files(gallery, table, plan)
             match_moved(plan, show_progress)
         if prune:
             _check_limit(str(gallery.folder), plan, existing + len(gone), limit)
@@ -247,9 +249,7 @@ def _scan_folder(
     if place.kind != "url" and not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder")
     found = scan([place], known_roots(table))
-    parts = table.parts()
-    if parts or gallery.manifest.objects:
-        found.entries = _with_parts(found.entries, parts, gallery if gallery.manifest.objects else None)
+    found.entries = _with_parts(gallery, table, found.entries)
     if min_age:
         found.entries = _settled(found.entries, min_age)
     if not ignore_decisions:
@@ -257,24 +257,44 @@ def _scan_folder(
     return absolute(place), found
 
 
-def _with_parts(
-    entries: Iterable[Entry], parts: Mapping[str, Sequence[str]], divided: SearchableGallery | None
-) -> Iterator[Entry]:
-    """Yield the parts that the gallery has of a picture in place of the picture.
+def _with_parts(gallery: SearchableGallery, table: ItemTable, entries: Iterable[Entry]) -> Iterable[Entry]:
+    """Return files with the parts that the gallery has of a picture in place of the picture.
 
-    Args:
-        entries: What a scan yields.
-        parts: `ItemTable.parts`.
-        divided: Gallery to which a new picture is added with its tiles; `None` if that is no rule here.
+    A picture that it had at another place, where it is no more, has the parts that it had there.
     """
-    for entry in entries:
-        known = parts.get(f"{entry.root}\0{entry.path}") if isinstance(entry, ImageFile) else None
-        if isinstance(entry, ImageFile) and known is not None:
-            yield from (entry._replace(path=entry.path + box) for box in known)
-        elif divided is not None:
-            yield from with_tiles([entry], divided.folder)
+    parts, divided = table.parts(), gallery.manifest.objects
+    if not parts and not divided:
+        return entries
+    known = {(one.root, one.path): one for one in parts}
+    of_size: dict[int, list[PictureParts]] = {}
+    for one in parts:
+        of_size.setdefault(one.size, []).append(one)
+    home = str(gallery.folder)
+
+    def has_moved(before: PictureParts, image: ImageFile) -> bool:
+        try:
+            data = read_bytes(locate_item(home, image.root, image.path))
+        except ImageError:
+            return False
+        box = next(filter(None, before.boxes))
+        same = content_sha256(data, box) == before.content
+        return same and not locate_item(home, before.root, before.path).exists()
+
+    def divide(entry: Entry) -> Iterator[Entry]:
+        if not isinstance(entry, ImageFile):
+            yield entry
+            return
+        found = known.get((entry.root, entry.path))
+        if found is None:
+            found = next((one for one in of_size.get(entry.size, ()) if has_moved(one, entry)), None)
+        if found is not None:
+            yield from (entry._replace(path=entry.path + box) for box in found.boxes)
+        elif divided:
+            yield from with_tiles([entry], gallery.folder)
         else:
             yield entry
+
+    return chain.from_iterable(map(divide, entries))
 
 
 def _settled(entries: Iterable[Entry], min_age: float) -> Iterator[Entry]:
@@ -312,13 +332,13 @@ def _stored_files(
             progress.update(len(items))
 
 
-def _add_new_files(gallery: SearchableGallery, plan: Comparison) -> None:
+def _add_new_files(gallery: SearchableGallery, table: ItemTable, plan: Comparison) -> None:
     """Add the files of the folders of gone items to a plan, as new places."""
     home = gallery.folder.resolve()
     folders = sorted(str(home / root) for root in plan.gone_roots() if (home / root).is_dir())
     for folder in folders:
         try:
-            for chunk in in_chunks(scan([folder], folders)):
+            for chunk in in_chunks(_with_parts(gallery, table, scan([folder], folders))):
                 plan.add_candidates(chunk)
         except InputError:  # it contains no image any more
             continue

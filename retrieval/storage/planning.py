@@ -108,6 +108,24 @@ class ItemPlace(NamedTuple):
     height: int
 
 
+class PictureParts(NamedTuple):
+    """A picture of which parts are items.
+
+    Attributes:
+        root: Folder that the path is relative to.
+        path: Path below the root.
+        size: Size of the file in bytes, when the first part was embedded.
+        content: `content_sha256` of the first part.
+        boxes: Fragments of the parts; an empty one before them if the picture is an item itself.
+    """
+
+    root: str
+    path: str
+    size: int
+    content: str
+    boxes: list[str]
+
+
 _SETTINGS = f"PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -{_CACHE_KIB};"
 _TABLES = """
 CREATE TABLE chunk (n INTEGER PRIMARY KEY, root TEXT, path TEXT, size INTEGER, mtime_ns INTEGER, label TEXT,
@@ -206,25 +224,25 @@ class ItemTable(ABC):
                 f"SELECT id, root, path FROM gallery.items AS items WHERE {chosen}", (after,)
             ).fetchall()
 
-    def parts(self) -> dict[str, list[str]]:
-        """Return the fragments of the live items that are parts, by root and path of their picture, joined.
-
-        A picture that is an item itself has an empty one among them.
-        """
+    def parts(self) -> list[PictureParts]:
+        """Return the pictures of which parts are live items."""
         mark = f"instr(items.path, '{boxes.MARK}')"
         picture = f"substr(items.path, 1, {mark} - 1)"
         query = (
-            f"SELECT root, path, EXISTS (SELECT 1 FROM gallery.items AS whole WHERE whole.root = items.root "
-            f"AND whole.path = {picture} AND whole.path != '' AND whole.deleted_at IS NULL) "
-            f"FROM gallery.items AS items WHERE {LIVE} AND {mark} > 1"
+            "SELECT root, path, size, content_sha256, EXISTS (SELECT 1 FROM gallery.items AS whole "
+            f"WHERE whole.root = items.root AND whole.path = {picture} AND whole.path != '' "
+            "AND whole.deleted_at IS NULL) FROM gallery.items AS items "
+            f"WHERE {LIVE} AND {mark} > 1 ORDER BY id"
         )
-        found: dict[str, list[str]] = {}
+        found: dict[tuple[str, str], PictureParts] = {}
         with self.errors():
-            for root, path, has_whole in self.db.execute(query):
-                picture, box = boxes.split(path)
+            for root, path, size, content, has_whole in self.db.execute(query):
+                place, box = boxes.split(path)
+                if box and (root, place) not in found:
+                    found[root, place] = PictureParts(root, place, size, content, [""] if has_whole else [])
                 if box:
-                    found.setdefault(f"{root}\0{picture}", [""] if has_whole else []).append(box)
-        return found
+                    found[root, place].boxes.append(box)
+        return [*found.values()]
 
     @contextmanager
     def errors(self) -> Iterator[None]:

@@ -96,6 +96,24 @@ def test_a_box_is_an_item_that_stays_one(kind: Kind, model: Embedder, rooms: Pat
     assert [item.key for item in gallery.items(gallery.select(where="id > 0")).values()] == KEYS[2:]
 
 
+@pytest.mark.parametrize("by_update", [False, True])
+def test_parts_follow_their_picture(
+    kind: Kind, model: Embedder, rooms: Path, tmp_path: Path, by_update: bool
+) -> None:
+    gallery = kind.create(tmp_path / "g", model)
+    gallery.add((), metadata=rooms)
+    before = sorted(gallery.select(where="id > 0"))
+    (rooms.parent / "new").mkdir()
+    (rooms.parent / "room.png").rename(rooms.parent / "new" / "hall.png")
+    done = gallery.update().result if by_update else gallery.sync(rooms.parent)
+    assert (done.moved, done.added, done.removed) == (2, 0, 0)
+    assert sorted(gallery.select(where="id > 0")) == before
+    found = {item.key: item for item in gallery.items(before).values()}
+    assert sorted(found) == [f"new/hall.png{key.removeprefix('room.png')}" for key in KEYS[:2]] + KEYS[2:]
+    assert found[f"new/hall.png{KEYS[0].removeprefix('room.png')}"].metadata["box_x"] == PIXELS[0]
+    assert gallery.sync(rooms.parent).unchanged == 3
+
+
 def test_one_part_can_be_removed(kind: Kind, model: Embedder, rooms: Path, tmp_path: Path) -> None:
     gallery = kind.create(tmp_path / "g", model)
     gallery.add((), metadata=rooms)
