@@ -49,6 +49,7 @@ from serve.http.head import HeadMiddleware
 from serve.http.old_paths import OldPathsMiddleware
 from serve.http.representations import CompressionMiddleware, EntityTagMiddleware
 from serve.http.request_metrics import RequestMetricsMiddleware
+from serve.page.on_device import read_runtime
 from serve.page.routes import page_router
 
 _FORGETTING_SECONDS = 300
@@ -62,6 +63,7 @@ def create_app(
     page: bool = True,
     limits: Limits | None = None,
     folder: Path | None = None,
+    on_device: Path | None = None,
 ) -> FastAPI:
     """Build the web application.
 
@@ -72,7 +74,13 @@ def create_app(
         folder: Private folder for jobs and shared pictures, which several processes share; by default one of
             this application, which is deleted with it. Processes that share one have no API of Gradio, whose
             queue is in the memory of one.
+        on_device: Folder of ONNX Runtime for browsers; with it, the models are served to the page, so that
+            pictures can be embedded there.
+
+    Raises:
+        InputError: That folder has not the files of the version that is known.
     """
+    runtime = read_runtime(on_device) if on_device else None
     own = None if folder else Path(tempfile.mkdtemp(prefix="lookalike-work-"))
     folder = folder or own
     assert folder
@@ -130,7 +138,7 @@ def create_app(
         app.router.routes.append(Route(route.path, _Refusing(405, {"Allow": "GET, HEAD"})))
     exception_handlers.install(app, telemetry)
     if page:
-        app.include_router(page_router(services, workers))
+        app.include_router(page_router(services, workers, runtime))
         if gradio:
             app.mount("/", gradio)
     else:

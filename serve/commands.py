@@ -162,6 +162,13 @@ def _read_config(context: click.Context, option: click.Parameter, file: Path | N
     help="Record searches in a folder, for `lookalike coverage`: vectors, filters, hits and what is opened; "
     "no pictures, texts or addresses. The page tells its visitors.",
 )
+@_setting(
+    "on_device",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Let visitors search on their devices, without sending their pictures: gives them the model, and "
+    "ONNX Runtime from this folder, the unpacked npm package onnxruntime-web.",
+)
 @_option(
     "--rate",
     type=click.FloatRange(0),

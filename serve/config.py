@@ -92,6 +92,7 @@ class Settings:
         detector: ONNX model that finds objects in a picture; None for the embedding map.
         deadline: Seconds within which a request is answered, also at shutdown.
         runtime: Device, provider and batch size of the models.
+        on_device: Folder of ONNX Runtime for browsers, to which the models are given; None for neither.
         log_level: error, warning, info or debug.
         log_format: text or json.
     """
@@ -116,6 +117,7 @@ class Settings:
     detector: Path | None = None
     deadline: int = 30
     runtime: Runtime = Runtime()  # noqa: RUF009
+    on_device: Path | None = None
     log_level: str = "warning"
     log_format: str = "text"
 

@@ -66,7 +66,8 @@ def run_single(
     """
     from serve.app import create_app
 
-    app = create_app(*services, page=settings.page, limits=Limits(seconds=settings.deadline))
+    limits = Limits(seconds=settings.deadline)
+    app = create_app(*services, page=settings.page, limits=limits, on_device=settings.on_device)
     config = _config(settings, protect(app, settings, services[0].telemetry))
     _Server(config, announce).run([listening])
 
@@ -174,7 +175,11 @@ def _check_shared(settings: Settings) -> None:
 
 
 def _count_images(settings: Settings) -> dict[Path, int]:
+    from serve.page.on_device import read_runtime
+
     _check_shared(settings)
+    if settings.on_device:
+        read_runtime(settings.on_device)
     configure_logging(settings.log_level, settings.log_format)
     return count_images(open_galleries(settings))
 
@@ -207,7 +212,9 @@ def _worker(settings: Settings, shared: SharedLimits, folder: Path) -> ASGIApp:
     threads = min(cores(), max(1, 2 * cores() // settings.workers))
     limits = Limits(threads=threads, seconds=settings.deadline)
     services = open_galleries(settings)
-    app = create_app(*services, page=settings.page, limits=limits, folder=folder)
+    app = create_app(
+        *services, page=settings.page, limits=limits, folder=folder, on_device=settings.on_device
+    )
     return protect(app, settings, services[0].telemetry, shared)
 
 

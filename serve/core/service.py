@@ -17,6 +17,7 @@ from retrieval.galleries.objects import Objects, refuse_options, search_objects
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.gallery import Gallery
 from retrieval.images.resampling import Box
+from retrieval.model.embedder import Embedder
 from retrieval.model.licenses import model_license
 from retrieval.model.runtime import Runtime
 from retrieval.progress import Stage
@@ -238,6 +239,15 @@ class SearchService:
             UnavailableError: The gallery cannot be read.
         """
         return self._live.state().gallery
+
+    def model(self) -> Embedder:
+        """Return the gallery's model.
+
+        Raises:
+            NoModelError: It has none.
+            UnavailableError: The gallery cannot be read.
+        """
+        return model_of(self._live.state())
 
     @property
     def refreshes(self) -> int:

@@ -41,6 +41,10 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
 }
+# A worker of the page that runs a model compiles WebAssembly; the page itself does not.
+_WASM_HEADERS = {
+    "Content-Security-Policy": _POLICY.replace("script-src 'self'", "script-src 'self' 'wasm-unsafe-eval'")
+}
 # Visitors of the page may take a photo to search with.
 _PAGE_HEADERS = {"Permissions-Policy": "camera=(self), microphone=(), geolocation=()"}
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
@@ -81,7 +85,10 @@ class AccessLogMiddleware:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 is_page = headers.get("content-type", "").startswith("text/html")
-                for name, value in (HEADERS | (_PAGE_HEADERS if is_page else {})).items():
+                own = _PAGE_HEADERS if is_page else {}
+                if scope["state"].get("compiles_wasm"):
+                    own = _WASM_HEADERS
+                for name, value in (HEADERS | own).items():
                     headers[name] = value
                 headers["X-Request-Id"] = request_id
             sent += len(message.get("body", b""))

@@ -22,7 +22,7 @@ from serve.http.problem import refusal
 _ROUTES = re.compile(
     r"""
     / | /healthz | /readyz | /metrics | /v1(/.*)?
-    | /favicon\.ico | /page/[^/]+/[^/]+ | /parts/(report|about|statistics)
+    | /favicon\.ico | /page/[^/]+/[^/]+ | /parts/(report|about|statistics|device(/[^/]+)?)
     """,
     re.VERBOSE | re.DOTALL,
 )

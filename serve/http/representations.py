@@ -94,13 +94,14 @@ def _conditional(scope: Scope, start: Message, body: Message) -> Message:
 
 
 class CompressionMiddleware(GZipMiddleware):
-    """Starlette's gzip middleware, with tags that differ by encoding, without pictures and event streams.
+    """Starlette's gzip middleware, with tags that differ by encoding.
 
-    The application knows the tags without encoding only.
+    Pictures, models and event streams are sent as they are. The application knows the tags without encoding
+    only.
     """
 
     def __init__(self, app: ASGIApp) -> None:
-        kinds = (*DEFAULT_EXCLUDED_CONTENT_TYPES, "image/*")
+        kinds = (*DEFAULT_EXCLUDED_CONTENT_TYPES, "image/*", "application/octet-stream")
         super().__init__(app, _MIN_SIZE, _LEVEL, exclude_content_types=kinds)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

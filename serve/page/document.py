@@ -31,10 +31,11 @@ class Document:
     Args:
         service: The gallery.
         names: Names of all galleries of the server; the first one's page is at the root.
+        offers_device: Whether browsers may embed pictures themselves.
     """
 
-    def __init__(self, service: SearchService, names: Sequence[str]) -> None:
-        self._service = service
+    def __init__(self, service: SearchService, names: Sequence[str], *, offers_device: bool = False) -> None:
+        self._service, self._offers_device = service, offers_device
         self._pages = [(name, "/" if name == names[0] else f"{page_of(name)}/") for name in names]
         self._base = next(address for name, address in self._pages if name == service.name)
 
@@ -50,6 +51,7 @@ class Document:
             base=self._base,
             pages=self._pages,
             gallery=gallery,
+            device=self._offers_device and gallery is not None and gallery["embeds"],
             tabs=TABS,
             tab=tab if tab in TABS else next(iter(TABS)),
             url=request.url,

@@ -6,14 +6,14 @@ import asyncio
 import gzip
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 from fastapi import APIRouter
 from markupsafe import Markup
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from retrieval.machine.extras import missing_extra
 from serve.addresses import page_of
@@ -24,32 +24,53 @@ from serve.core.workers import Workers
 from serve.page.assets import FILES, files, files_path, icon
 from serve.page.contents import summary
 from serve.page.document import Document
+from serve.page.on_device import VERSION, WORKER, DeviceModels, RuntimeFile, streamed
 from serve.page.reports import Reports
 from serve.page.statistics import CachedStatistics, statistics_view
 
 _log = logging.getLogger("lookalike.serve")
 _HTML = "text/html; charset=utf-8"
 _LEVEL = 6  # of gzip
+_RUNTIME = f"{FILES}/onnxruntime-web-{VERSION}"
 _NO_CACHE, _FOR_EVER = "private, no-cache", "private, max-age=31536000, immutable"
 
 
-def page_router(services: Sequence[SearchService], workers: Workers) -> APIRouter:
+def page_router(
+    services: Sequence[SearchService], workers: Workers, runtime: Mapping[str, RuntimeFile] | None = None
+) -> APIRouter:
     """Return the routes of all pages: the first gallery's at the root, the others' under their names.
 
     Args:
         services: The galleries.
         workers: Thread pool that draws the parts of the pages, which may take seconds.
+        runtime: Files of ONNX Runtime for browsers, if pictures may be embedded there.
     """
     router = APIRouter(include_in_schema=False)
     names = [service.name for service in services]
     addresses = {names[0]: "/"} | {name: f"{page_of(name)}/" for name in names[1:]}
     for service in services:
-        _add_page(router, service, addresses[service.name], names, workers)
+        _add_page(router, service, addresses[service.name], names, workers, offers_device=bool(runtime))
+        if runtime:
+            _add_device(router, DeviceModels(service), addresses[service.name], runtime, workers)
+
+    @router.get(f"{_RUNTIME}/{{name}}")
+    async def runtime_file(name: str, request: Request) -> Response:
+        if not runtime or name not in runtime:
+            raise HTTPException(404)
+        found, headers = runtime[name], {"Cache-Control": _FOR_EVER, "Vary": "Accept-Encoding"}
+        if "gzip" not in request.headers.get("accept-encoding", ""):
+            return streamed(found.content, found.kind, headers)
+        packed = await asyncio.to_thread(lambda: found.packed)
+        return streamed(packed, found.kind, {**headers, "Content-Encoding": "gzip"})
 
     @router.get(f"{FILES}/{{version}}/{{name}}")
     async def file(version: str, name: str, request: Request) -> Response:
         if name not in files() or version != files_path().rpartition("/")[2]:
             raise HTTPException(404)
+        if name == WORKER:
+            if not runtime:
+                raise HTTPException(404)
+            request.state.compiles_wasm = True
         return _answer(request, *_file(name), _FOR_EVER)
 
     @router.get("/favicon.ico")
@@ -69,9 +90,16 @@ def page_router(services: Sequence[SearchService], workers: Workers) -> APIRoute
 
 
 def _add_page(
-    router: APIRouter, service: SearchService, base: str, names: Sequence[str], workers: Workers
+    router: APIRouter,
+    service: SearchService,
+    base: str,
+    names: Sequence[str],
+    workers: Workers,
+    *,
+    offers_device: bool,
 ) -> None:
-    document, reports, statistics = Document(service, names), Reports(service), CachedStatistics()
+    document, reports = Document(service, names, offers_device=offers_device), Reports(service)
+    statistics = CachedStatistics()
 
     @router.get(base)
     async def page(request: Request) -> Response:
@@ -97,6 +125,24 @@ def _add_page(
     @router.get(f"{base}parts/statistics")
     async def counts(request: Request) -> Response:
         return await part(request, lambda: statistics_view(statistics.of(service.gallery)))
+
+
+def _add_device(
+    router: APIRouter, models: DeviceModels, base: str, runtime: Mapping[str, RuntimeFile], workers: Workers
+) -> None:
+    address = f"{base}parts/device"
+
+    @router.get(address)
+    async def describe(request: Request) -> Response:
+        model = await workers.run(models.newest, request.receive)
+        return JSONResponse(model.describe(address, runtime, _RUNTIME))
+
+    @router.get(f"{address}/{{fingerprint}}")
+    async def model_file(fingerprint: str, request: Request) -> Response:
+        model = await workers.run(models.newest, request.receive)
+        if fingerprint != model.fingerprint:
+            raise HTTPException(404)
+        return streamed(model.content, "application/octet-stream", {"Cache-Control": _FOR_EVER})
 
 
 def _drawn(draw: Callable[[], str]) -> str:

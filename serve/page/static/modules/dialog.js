@@ -2,6 +2,7 @@
 
 import {address, ownViews} from './address.js';
 import {announce} from './changes.js';
+import {stays} from './device.js';
 import {breakable, fileName, part, show} from './dom.js';
 import {gridIn} from './grid.js';
 import {Heatmap} from './heatmap.js';
@@ -110,7 +111,7 @@ class Dialog {
     if (!renewed && place === part(box, 'rank').textContent) return;
     part(box, 'rank').textContent = place;
     this.#heatmap?.reset(hit ? like[0] : null);
-    show(part(box, 'compare'), Boolean(this.#heatmap && hit && like.length));
+    show(part(box, 'compare'), Boolean(this.#heatmap && hit && like.length && !stays(like[0])));
     for (const name of ['like', 'unlike']) show(part(box, name), like.length > 0);
   }
 

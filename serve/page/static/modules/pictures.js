@@ -1,10 +1,12 @@
 // Pictures of the visitor: shrunk before they are sent, and kept in the browser, so that a reload finds them.
 
 import {viewText} from './address.js';
+import {isOn} from './device.js';
 
 const SIDE = 1024;  // pixels of the longer side; models look at fewer
 const KEPT = 40;
 const STORE = 'pictures';
+const UNREADABLE = 'This browser cannot open this picture, and it stays on your device. Save it as a JPEG, or let the server search.';
 
 /** @typedef {{id: string, file: Blob, name: string, width: number, height: number, url: string}} Picture */
 
@@ -50,7 +52,10 @@ export async function keep(file, api, progress) {
   const id = await identify(file);
   if (opened.has(id)) return opened.get(id);
   // Most browsers cannot decode HEIC; the server may.
-  const readable = await measured(id, file).catch(() => preview(id, file, api, {progress}));
+  const readable = await measured(id, file).catch(() => {
+    if (isOn()) throw new Error(UNREADABLE);
+    return preview(id, file, api, {progress});
+  });
   const record = {...readable, name: file.name || 'picture', time: Date.now()};
   try {
     await stored('readwrite', store => store.put(record));

@@ -1,6 +1,7 @@
 // The query: its pictures in small, one of them in large with its region, and its texts.
 
 import {address} from './address.js';
+import {stays} from './device.js';
 import {clone, part, show} from './dom.js';
 import {Objects} from './objects.js';
 import * as pictures from './pictures.js';
@@ -8,6 +9,7 @@ import {Region} from './region.js';
 
 const MOST = 16;  // images in a query
 const DRAG = 'Drag over the picture to search with a part of it.';
+const STAYS = 'The picture does not leave your device. ';
 const ABSENT = 'The picture is not in this link, only what the model sees in it.';
 
 export class Query {
@@ -51,10 +53,10 @@ export class Query {
       const missing = sources[at] === MISSING;
       part(this.#root, 'frame').classList.toggle('missing', missing);
       if (missing) large.alt += ', which is not in this link';
-      part(this.#root, 'help').textContent = missing ? ABSENT : DRAG;
+      part(this.#root, 'help').textContent = missing ? ABSENT : (stays(shown) ? STAYS : '') + DRAG;
       show(part(this.#root, 'whole'), Boolean(shown.region) && !missing);
       this.#region?.draw(shown.region);
-      this.#objects?.follow(missing ? null : shown);
+      this.#objects?.follow(missing || stays(shown) ? null : shown);
     }
     part(this.#root, 'views').replaceChildren(...(views.length < 2 ? [] : views.map((view, index) => this.#icon(view, index, sources[index]))));
   }

@@ -3,6 +3,7 @@
 import {address, asks, EMPTY} from './address.js';
 import {choosing} from './cards.js';
 import {connection} from './connection.js';
+import {isOn, offered, turn} from './device.js';
 import {orders, part, plural} from './dom.js';
 import {faulty, Filters} from './filters.js';
 import {toContent} from './focus.js';
@@ -77,7 +78,7 @@ export class SearchTab {
     if (asks(state) && !grows) this.#say('Searching …');
     try {
       const started = performance.now();
-      const answer = await this.#searcher.run(state, this.#filters.condition(), k, share => this.#sending(share));
+      const answer = await this.#searcher.run(state, this.#filters.condition(), k, (share, what) => this.#sending(share, what));
       if (asked !== this.#asked) return;
       if (answer === null) {
         this.#answered = state;
@@ -139,7 +140,7 @@ export class SearchTab {
     } catch { /* what is shown stays */ }
   }
 
-  #sending(share) { this.#say(share < 1 ? `Sending the picture: ${Math.round(100 * share)} %` : 'Searching …'); }
+  #sending(share, what = 'Sending the picture') { this.#say(share < 1 ? `${what}: ${Math.round(100 * share)} %` : 'Searching …'); }
 
   /** Return to the last search that was answered, whose results are still shown. */
   #undo() {
@@ -200,6 +201,7 @@ export class SearchTab {
       part(root, gallery.texts ? 'text' : 'choose').focus();
     });
     choosing(part(root, 'looks'), gallery.columns);
+    if (offered) this.#offerDevice(part(root, 'device'));
     takeHits(part(root, 'query'), item => this.#add('like', [{item, region: null}], false));
     part(root, 'csv').addEventListener('click', () => save(csv(this.#results.hits), 'results.csv', 'text/csv'));
     part(root, 'sort').append(...orders(['label', ...gallery.columns]));
@@ -207,6 +209,14 @@ export class SearchTab {
     part(root, 'marks').addEventListener('change', event => {
       this.#asked = '';
       address.update({marks: event.target.checked}, {replace: true});
+    });
+  }
+
+  #offerDevice(box) {
+    box.checked = isOn();
+    box.addEventListener('change', () => {
+      turn(box.checked);
+      this.#query.draw();
     });
   }
 

@@ -19,7 +19,7 @@ export class Searcher {
    * @param {import('./address.js').State} state
    * @param {string} condition Condition on the hits, in the expression language; empty for none.
    * @param {number} k Number of hits.
-   * @param {(share: number) => void} progress Receives the share of the pictures that has been sent.
+   * @param {(share: number, what?: string) => void} progress Receives the share of the pictures that has been sent, or of what is named.
    * @returns The answer of the API, with `complete`: whether there are no further hits, and
    *   `best`: the best hit, if none reaches the lowest score or probability; null without a query.
    */

@@ -1,6 +1,7 @@
 // The link to a search: copied, with pictures of the visitor on the server if the visitor wants that.
 
 import {address, format, ownViews} from './address.js';
+import {isOn} from './device.js';
 import {part, plural, show} from './dom.js';
 import {linkTo, portable} from './link.js';
 import * as pictures from './pictures.js';
@@ -33,7 +34,7 @@ export class Sharing {
 
   #copy() {
     const own = ownViews(address.state).length > 0;
-    if (own && this.#hours) return this.#offer(true);
+    if (own && this.#hours && !isOn()) return this.#offer(true);
     return this.#tried(async () => this.#write(await linkTo(address.state, this.#api), own ? OWN_LINK : 'Link copied.'));
   }
 

@@ -1,6 +1,7 @@
-// Vectors of pictures from outside the gallery. A picture is sent once: filters and further results need its vector only.
+// Vectors of pictures from outside the gallery. A picture is sent once, or never: filters and further results need its vector only.
 
 import {viewText} from './address.js';
+import {embeddedHere, forgetModel, stays} from './device.js';
 import * as pictures from './pictures.js';
 
 const ELSEWHERE = 'This link needs a picture that is only in the browser it was searched with. Drop the picture here to search with it.';
@@ -17,11 +18,18 @@ export async function embedded(view, api, options = {}) {
   if (!sent.has(name)) {
     const picture = await pictures.ofView(view, api);
     if (!picture) throw new Error(view.shared ? EXPIRED : ELSEWHERE);
-    const {vectors: [vector], fingerprint} = await api.post('/embed', await pictures.shrink(picture, view.region), options);
-    sent.set(name, {vector, fingerprint});
+    sent.set(name, stays(view) ? await embeddedHere(picture.file, view.region, options) : await embeddedThere(picture, view, api, options));
   }
   return sent.get(name);
 }
 
+async function embeddedThere(picture, {region}, api, options) {
+  const {vectors: [vector], fingerprint} = await api.post('/embed', await pictures.shrink(picture, region), options);
+  return {vector, fingerprint};
+}
+
 /** Forget all vectors: the gallery has another model. */
-export const forget = () => sent.clear();
+export function forget() {
+  sent.clear();
+  forgetModel();
+}
