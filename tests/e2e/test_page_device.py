@@ -23,6 +23,7 @@ from retrieval.search.options import SearchOptions
 from serve.page.on_device import VERSION, WORKER
 from tests.conftest import draw, unzip_shared
 from tests.e2e.accessibility import violations
+from tests.e2e.firefox import Firefox
 from tests.e2e.page_driver import in_a_tab, opened, upload
 from tests.e2e.page_gallery import stock
 from tests.e2e.page_modules import run
@@ -214,6 +215,32 @@ def test_the_switch_is_accessible(visit: tuple[Page, list[Request]], shop: Path)
     assert violations(page) == []
     page.set_viewport_size({"width": 320, "height": 700})
     assert page.evaluate("document.documentElement.scrollWidth") <= 320
+
+
+def test_firefox_finds_what_the_server_finds(
+    offering: Server, made: Gallery, shop: Path, tmp_path: Path
+) -> None:
+    program = shutil.which("firefox-esr") or shutil.which("firefox")
+    if program is None:
+        pytest.skip("needs Firefox on the PATH")
+    picture = shop / "green" / "5.png"
+    firefox = Firefox(program, tmp_path / "profile")
+    try:
+        firefox.open(offering.url)
+        firefox.click("[data-testid=device]")
+        firefox.choose("#search [data-part=choose]", [picture])
+        firefox.expect("document.querySelectorAll('#results .hits li').length", 24)
+        shown = "[...document.querySelectorAll('[data-testid=hit]')].map(one => one.dataset.item).join()"
+        (wanted,) = made.find(made.embedder.embed([picture]), SearchOptions(24))
+        firefox.expect(shown, ",".join(str(hit.id) for hit in wanted))
+        requests = "performance.getEntriesByType('resource').map(one => one.name)"
+        assert firefox.evaluate(f"{requests}.filter(name => name.includes('/v1/search')).length") == 1
+        assert firefox.evaluate(f"{requests}.filter(name => name.includes('/v1/embed')).length") == 0
+        firefox.expect(
+            "document.querySelector('.region-help').textContent.includes('does not leave your device')"
+        )
+    finally:
+        firefox.close()
 
 
 # ---- pixels and vectors

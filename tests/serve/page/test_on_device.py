@@ -143,6 +143,15 @@ def test_a_gallery_that_was_rebuilt_gives_its_new_model(shop: Path, runtime: Pat
         assert client.get(old["model"]).status_code == 404
 
 
+def test_a_model_too_large_for_browsers_is_not_given(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_device, "_LARGEST", 100)
+    answer = client.get("/parts/device")
+    assert answer.status_code == 422
+    assert "for browsers" in answer.json()["detail"]
+
+
 def test_other_files_of_the_runtime_are_refused(runtime: Path, shop_gallery: Path) -> None:
     file = runtime / "dist" / BINARY
     good = file.read_bytes()
