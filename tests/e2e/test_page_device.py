@@ -150,6 +150,28 @@ def test_a_region_and_a_reload_stay_there_too(
     assert {path for path, _ in posted(sent)} == {"/search"}
 
 
+def test_a_link_has_the_vector_and_the_picture_is_not_shared(
+    browser: Browser, offering: Server, made: Gallery, shop: Path
+) -> None:
+    sent: list[Request] = []
+    with in_a_tab(browser, offering, permissions=["clipboard-read", "clipboard-write"]) as page:
+        page.context.on("request", lambda request: sent.append(request))
+        opened(page, offering)
+        switch(page, True)
+        upload(page, shop / "green" / "5.png")
+        hits(page)
+        page.get_by_role("button", name="Copy link").click()
+        expect(page.get_by_test_id("status")).to_contain_text("without your picture")
+        assert f"#0={made.fingerprint[:16]}." in page.evaluate("navigator.clipboard.readText()")
+        switch(page, False)
+        page.get_by_role("button", name="Copy link").click()
+        page.get_by_role("group", name="Copy link").wait_for()
+        switch(page, True)
+        page.get_by_role("button", name="Share and copy").click()
+        expect(page.get_by_test_id("status")).to_contain_text("it is not shared")
+    assert {path for path, _ in posted(sent)} == {"/search"}
+
+
 def test_without_the_switch_the_server_embeds(visit: tuple[Page, list[Request]], shop: Path) -> None:
     page, sent = visit
     upload(page, shop / "green" / "5.png")

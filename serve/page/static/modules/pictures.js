@@ -6,6 +6,7 @@ import {isOn} from './device.js';
 const SIDE = 1024;  // pixels of the longer side; models look at fewer
 const KEPT = 40;
 const STORE = 'pictures';
+const STAYS = 'The picture stays on your device, so it is not shared.';
 const UNREADABLE = 'This browser cannot open this picture, and it stays on your device. Save it as a JPEG, or let the server search.';
 
 /** @typedef {{id: string, file: Blob, name: string, width: number, height: number, url: string}} Picture */
@@ -88,6 +89,7 @@ export function ofView(view, api) {
 
 /** Store a picture on the server for others. Returns its id there. */
 export async function share(id, api) {
+  if (isOn()) throw new Error(STAYS);
   const picture = await find(id);
   if (!picture) throw new Error('The picture is no longer in this browser. Drop it here again to share it.');
   return (await api.post('/pictures', await shrink(picture, null))).id;
