@@ -80,6 +80,7 @@ def replace_segments(store: Store, replacements: Sequence[Replacement], *, purge
 def _replace(db: sqlite3.Connection, replacement: Replacement) -> None:
     old, new = replacement.old, replacement.new
     db.executemany("DELETE FROM segments WHERE seg = ?", [(segment.seg,) for segment in old])
+    db.executemany("DELETE FROM meta WHERE key = ?", [(f"rows {segment.file}",) for segment in old])
     if new is not None:
         insert_segment(db, new, old[0].seg)
 

@@ -197,6 +197,7 @@ class Segment:
         file: Name of the file of vectors.
         n: Number of rows.
         first, last: Lowest and highest vector number.
+        mark: `segments.mark_of` its rows; `None` if an earlier version wrote it.
     """
 
     seg: int
@@ -204,6 +205,7 @@ class Segment:
     n: int
     first: int
     last: int
+    mark: int | None = None
 
 
 @dataclass(frozen=True)

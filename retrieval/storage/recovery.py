@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,8 +59,8 @@ class Remains:
 
     Attributes:
         columns: Names of its metadata columns.
-        last_vector: Highest number of a vector that it knows, if it is older than the gallery: what was
-            stored later counts more. `None` otherwise.
+        last_vector: Highest number of a vector that it knows, if it is older than the gallery or of another
+            state: what was stored later counts more. `None` otherwise.
 
     Args:
         folder: Gallery folder.
@@ -88,8 +88,14 @@ class Remains:
         elif isinstance(last, int) and (
             (revision if isinstance(revision, int) else 0) < manifest.revision
             or removals.last_entry(folder) > self._last_of("changes")
+            or segments.marked_last(folder / "segments") > last
         ):
             self.last_vector = last
+        found = segments.files_in(folder / "segments")
+        ends = dict(self._segments())
+        if ends.keys() - found and found - ends.keys():
+            common = max((end for file, end in ends.items() if file in found), default=0)
+            self.last_vector = min(common, common if self.last_vector is None else self.last_vector)
 
     def close(self) -> None:
         if self._db is not None:
@@ -136,6 +142,13 @@ class Remains:
             if all(has_sha256(file, digest) for file, digest in pairs):
                 return row
         return None
+
+    def _segments(self) -> list[tuple[str, int]]:
+        """Return names and last numbers of the segments, if the list is intact."""
+        with suppress(sqlite3.DatabaseError):
+            if self._db is not None and database.sealed(self._db):
+                return self._db.execute("SELECT file, last FROM segments").fetchall()
+        return []
 
     def last_id(self) -> int:
         """Return the highest item id that was ever given, if it can be read; else 0."""
@@ -234,7 +247,11 @@ class _Builder:
         for table in schema.RECORDS:
             for row in self._remains.records(table):
                 self._db.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
-        last = max(int(self._numbers.max(initial=0)), int(removals.dead_numbers(self._folder).max(initial=0)))
+        last = max(
+            int(self._numbers.max(initial=0)),
+            int(removals.dead_numbers(self._folder).max(initial=0)),
+            segments.marked_last(self._folder / "segments"),
+        )
         index = self._remains.index(self._folder)
         if index is not None:
             insert = "INSERT INTO indexes (dir, sha256, kind, n, last, card_sha256) VALUES (?, ?, ?, ?, ?, ?)"
@@ -254,7 +271,7 @@ class _Builder:
             at = int(np.searchsorted(self._ids, old.facts[0]))
             has_vector = at < len(self._ids) and self._ids[at] == old.facts[0]
             if newest is not None and (
-                self._numbers[self._rows[at]] > newest if has_vector else old.vector in dead
+                self._numbers[self._rows[at]] > newest if has_vector else self._is_gone(old.vector, dead)
             ):
                 continue  # it was stored again, or removed, since
             if old.is_removed:
@@ -278,6 +295,11 @@ class _Builder:
                 self._done[at] = True
             else:
                 self._waiting += 1
+
+    def _is_gone(self, number: object, dead: Collection[int]) -> bool:
+        """Return whether a vector was removed: it is in the log, or a segment of such numbers lacks it."""
+        within = (one.first <= number <= one.last for one in self._listed if isinstance(number, int))
+        return number in dead or any(within)
 
     def _row_of(self, number: object, item: int, newest: int) -> int:
         """Return the row of a vector by its number if it is there and the item's; else the newest one."""

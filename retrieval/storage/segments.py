@@ -3,8 +3,10 @@
     <uuid>.npy          vectors [n, D], float32 or float16, unit length
     <uuid>.rows.npy     int64 [3, n]: vector numbers (ascending), item ids, checksums of the rows
     <uuid>.facts        facts about the items; see `facts`
+    last                highest vector number that was committed
 
 A row is checked when it is used: its checksum covers the bytes of its vector, its number and its item id.
+Whether the rows are the segment's is checked when it is opened: the database has a mark of some of them.
 """
 
 from __future__ import annotations
@@ -13,19 +15,22 @@ import threading
 import uuid
 import zlib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from retrieval.files import ARRAY_ERRORS, atomic_write, link_or_copy
+from retrieval.files import ARRAY_ERRORS, atomic_write, link_or_copy, write_texts
 from retrieval.storage import facts
 from retrieval.storage.facts import DamagedError, FactsFile
 from retrieval.storage.records import Segment
 
 NUMBER, ITEM, CHECKSUM = range(3)  # lines of the file of rows
+LAST = "last"  # file of the highest vector number
 HEADER = 128  # bytes before the first vector
+_MARKED = 64  # rows in the mark of a segment
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 _loading = threading.Lock()
 
@@ -78,7 +83,25 @@ def write(
     assert start == count, (start, count)
     write_rows(path, full)
     facts.write(facts_file(path), count, texts)
-    return Segment(0, path.name, count, int(rows[NUMBER, 0]), int(rows[NUMBER, -1]))
+    return Segment(0, path.name, count, int(rows[NUMBER, 0]), int(rows[NUMBER, -1]), mark_of(full))
+
+
+def mark_of(rows: np.ndarray) -> int:
+    """Return the CRC-32 of rows from all over a segment, int64 [3, n]: another segment has another one."""
+    some = np.linspace(0, rows.shape[1] - 1, min(rows.shape[1], _MARKED)).astype(int)
+    return zlib.crc32(rows[:, some].astype("<i8").tobytes())
+
+
+def mark_last(folder: Path, number: int) -> None:
+    """Note the highest vector number that was committed, so that an older database is known as such."""
+    write_texts(folder, {LAST: f"{number}\n"})
+
+
+def marked_last(folder: Path) -> int:
+    """Return the highest vector number that was committed, as far as it was noted; else 0."""
+    with suppress(OSError, ValueError):
+        return int((folder / LAST).read_text())
+    return 0
 
 
 def write_rows(path: Path, rows: np.ndarray) -> None:
@@ -109,6 +132,11 @@ def facts_file(path: Path) -> Path:
     return path.with_suffix(".facts")
 
 
+def files_in(folder: Path) -> set[str]:
+    """Return the names of all files of vectors in the folder of segments."""
+    return {file.name for file in folder.glob("*.npy") if not file.name.endswith(".rows.npy")}
+
+
 def files_of(name: str) -> tuple[str, str, str, str]:
     """Return the names that the files of a segment may have, by the name of its vectors."""
     path = Path(name)
@@ -128,11 +156,12 @@ def rows(folder: Path, segment: Segment) -> np.ndarray:
     """Return numbers, item ids and checksums of the rows, memory-mapped: int64 [3, n].
 
     Raises:
-        DamagedError: The file is missing, or its shape or ends are not those of the segment.
+        DamagedError: The file is missing, or its shape, ends or mark are not those of the segment.
     """
     path = rows_file(folder / segment.file)
     found = _mapped(path, (3, segment.n), "int64")
-    if (found[NUMBER, 0], found[NUMBER, -1]) != (segment.first, segment.last):
+    is_other = (found[NUMBER, 0], found[NUMBER, -1]) != (segment.first, segment.last)
+    if is_other or segment.mark not in (None, mark_of(found)):
         raise DamagedError(path)
     return found
 

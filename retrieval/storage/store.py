@@ -6,6 +6,7 @@
     decisions.jsonl             decisions made by hand; see `decisions`
     LOCK                        writer's lock file
     segments/<uuid>.npy         vectors [n, D], with .rows.npy and .facts; see `segments`
+    segments/last               highest vector number, by which an older gallery.db is known
     indexes/<uuid>/             index.faiss and card.json
     indexes/parts/              parts of an index on disk that is not finished
     model/                      model.onnx (.zip, .json) and probes.npy; empty for an external embedding
@@ -249,20 +250,26 @@ class Store:
 
         It is that of another gallery if the copy of the manifest says so, and none of its segments is there
         but others are. It is older than the gallery, as one from a backup, if the copy is of a later
-        revision, or the log beside it has removals that it does not know. No killed process leaves that.
+        revision, the log beside it has removals that it does not know, or later vectors were committed. It
+        is of another state if its list of segments is intact, some of them are missing, and there are
+        others. No killed process leaves that.
         """
-        copy = read_copy(self.folder)
-        if copy is None:
-            return ""
-        if copy.uuid != self.manifest.uuid:
-            mine = {segment.file for segment in self.segments()}
-            found = {file.name for file in (self.folder / "segments").glob("*.npy")}
-            is_other = not mine & found and any(not name.endswith(".rows.npy") for name in found)
-            return "of another gallery" if is_other else ""
+        copy, found = read_copy(self.folder), segments.files_in(self.folder / "segments")
+        mine = {segment.file for segment in self.segments()}
+        if copy is not None and copy.uuid != self.manifest.uuid:
+            if found and not mine & found:
+                return "of another gallery"
+            copy = None  # that of another gallery
         with self.reading() as db:
-            logged = database.last_given(db, "changes")
-        is_older = copy.revision > self.manifest.revision or removals.last_entry(self.folder) > logged
-        return "older than the gallery" if is_older else ""
+            is_older = (
+                (copy is not None and copy.revision > self.manifest.revision)
+                or removals.last_entry(self.folder) > database.last_given(db, "changes")
+                or segments.marked_last(self.folder / "segments") > last_number(db)
+            )
+            is_other = bool(mine - found and found - mine) and database.sealed(db)
+        if is_older:
+            return "older than the gallery"
+        return "of another state of the gallery" if is_other else ""
 
     def bad_files(self) -> list[BadFile]:
         """Return the files that could not be used when they were last tried."""
@@ -302,6 +309,7 @@ class Store:
                         self._complete_indexes()
                         if is_outdated(self.folder, self.manifest):
                             write_copy(self.folder, self.manifest)
+                        self.mark_last()
                     self.clear_leftovers(uploads=interrupted)
                 self._held = True
                 try:
@@ -341,6 +349,7 @@ class Store:
                 self._append(db, writer, vectors, facts, metadata)
             for file in bad:
                 writer.put_bad(file, when)
+        self.mark_last()
 
     def append(self, vectors: np.ndarray, facts: Facts, metadata: MetadataColumns | None = None) -> int:
         """Add many items with their vectors in one transaction, as `commit` does, without an object for each.
@@ -357,7 +366,9 @@ class Store:
             InputError: Keys, a metadata column or a value that cannot be stored; nothing is changed.
         """
         with self.transaction() as db:
-            return self._append(db, ItemWriter(db), vectors, facts, metadata or {})
+            replaced = self._append(db, ItemWriter(db), vectors, facts, metadata or {})
+        self.mark_last()
+        return replaced
 
     def _append(
         self,
@@ -490,6 +501,13 @@ class Store:
             run = (command, started, now(), json.dumps(counts), json.dumps(versions(_LIBRARIES)))
             db.execute(insert, (*run, schema.row_crc(run)))
 
+    def mark_last(self) -> None:
+        """Note beside the segments the highest vector number that was committed, if it is not noted yet."""
+        with self.reading() as db:
+            last = last_number(db)
+        if segments.marked_last(self.folder / "segments") < last:
+            segments.mark_last(self.folder / "segments", last)
+
     def log_removals(self) -> None:
         """Append the vectors that have died to the log beside the database. Call it inside `writing()`."""
         after = (removals.last_entry(self.folder),)
@@ -561,7 +579,7 @@ class Store:
 
     def leftovers(self, *, uploads: bool = True) -> list[Path]:
         """Return files and folders that no row names: of a running writer, or of one that was killed."""
-        named = {row[0] for row in self.select("SELECT dir FROM indexes")}
+        named = {segments.LAST, *(row[0] for row in self.select("SELECT dir FROM indexes"))}
         for (file,) in self.select("SELECT file FROM segments"):
             named.update(segments.files_of(file))
         left = [
@@ -657,6 +675,9 @@ def insert_segment(db: sqlite3.Connection, segment: Segment, number: int | None 
     given = db.execute(insert, (number, segment.file, segment.n, segment.first, segment.last)).lastrowid
     highest = json.dumps(max(last_number(db), segment.last))
     db.execute("INSERT OR REPLACE INTO meta VALUES ('last_vector', ?)", (highest,))
+    if segment.mark is not None:
+        mark = f"rows {segment.file}", json.dumps(segment.mark)
+        db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", mark)
     assert given is not None
     return given
 

@@ -15,7 +15,11 @@ from retrieval.errors import LookalikeError
 from retrieval.storage import database
 from retrieval.storage.records import ActiveIndex, GalleryState, Segment
 
-SEGMENTS = "SELECT seg, file, n, first, last FROM segments ORDER BY seg"
+# The mark of a segment is in the table `meta`, whose rows earlier versions leave alone.
+SEGMENTS = (
+    "SELECT seg, file, n, first, last, CAST(meta.value AS INTEGER) FROM segments "
+    "LEFT JOIN meta ON meta.key = 'rows ' || file ORDER BY seg"
+)
 _INDEX = "SELECT dir, sha256, kind, n, last, card_sha256 FROM indexes"
 # One text instead of a Python object for each of many numbers.
 _CHANGES = (

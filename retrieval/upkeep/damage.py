@@ -84,6 +84,9 @@ def _read_damaged(store: Store, segment: Segment, damaged: set[str]) -> SegmentR
         lengths = np.linalg.norm(vectors.astype(np.float32), axis=1)
         unchecked = (given[CHECKSUM] < 0) & (np.abs(lengths - 1) < _MAX_LENGTH_ERROR)
         good |= matching(vectors, np.vstack([rows, given[CHECKSUM:]])) | unchecked
+        made = np.vstack([rows, segments.checksums(vectors, rows)])
+        if good.all() and segment.mark not in (None, segments.mark_of(made)):
+            good &= ~unchecked  # whole vectors, but others than were committed
         if (given[:2] != rows).any() or (given[CHECKSUM] < 0).any():
             damaged.add(".rows.npy")
     known = np.ones(segment.n, bool) if listed is not None else good
@@ -95,15 +98,16 @@ def _read_damaged(store: Store, segment: Segment, damaged: set[str]) -> SegmentR
 
 
 def _is_foreign(path: Path, segment: Segment, dim: int, dtype: str) -> bool:
-    """Return whether intact files of vectors and rows are at a path, of other numbers than the segment's.
+    """Return whether intact files of vectors and rows are at a path, of other rows than the segment's.
 
-    Some of them may be numbers of the segment as well: their vectors are other ones.
+    Some of them may have numbers of the segment as well: their vectors are other ones.
     """
     count = segments.raw_count(path, dim, dtype)
     rows = segments.raw_rows(path, count)
     if not count or not matching(segments.raw_vectors(path, count, dim, dtype), rows).all():
         return False
-    return (count, *rows[NUMBER, [0, -1]].tolist()) != (segment.n, segment.first, segment.last)
+    is_other = (count, *rows[NUMBER, [0, -1]].tolist()) != (segment.n, segment.first, segment.last)
+    return is_other or segment.mark not in (None, segments.mark_of(rows))
 
 
 def matching(vectors: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -154,8 +154,7 @@ def _manifest_of_model(folder: Path) -> Manifest:
 
 def _read_parts(folder: Path, manifest: Manifest, show_progress: bool) -> list[_Part]:
     """Read the rows of all files of vectors, and check them."""
-    found = sorted((folder / "segments").glob("*.npy"))
-    files = [file for file in found if not file.name.endswith(".rows.npy")]
+    files = [folder / "segments" / name for name in sorted(segments.files_in(folder / "segments"))]
     parts = []
     with Progress("salvaging", len(files), "files", show=show_progress) as progress:
         for file in files:
@@ -190,7 +189,9 @@ def _settle(folder: Path, manifest: Manifest, group: Sequence[_Part]) -> Segment
     numbers, first = np.unique(np.concatenate([part.rows[NUMBER] for part in group]), return_index=True)
     for part in group:
         if part.is_whole and len(part.at) == len(numbers):
-            return Segment(0, part.file, part.count, int(numbers[0]), int(numbers[-1]))
+            rows = segments.raw_rows(folder / "segments" / part.file, part.count)
+            mark = segments.mark_of(rows)
+            return Segment(0, part.file, part.count, int(numbers[0]), int(numbers[-1]), mark)
     vectors, facts = [], []
     for part in group:
         file = folder / "segments" / part.file

@@ -112,6 +112,7 @@ def _take(folder: Path, draft: Path, show_progress: bool) -> tuple[int, int]:
         if len(taken) == len(files) and not is_other:
             write_copy(draft, copy.manifest)
             copy.log_removals()
+            copy.mark_last()
             copy_log(folder, draft)
             return len(files), sum(not is_link for is_link in taken.values())
     raise LookalikeError(f"{folder}: files were deleted during {_TRIES} attempts; try again later")

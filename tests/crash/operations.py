@@ -150,10 +150,10 @@ def _indexed_pictures() -> None:
 
 
 def _older_database() -> None:
-    """A gallery whose database was put back from a copy: images were removed, and others added, since."""
+    """A gallery whose database was put back from a copy: images were added since."""
     _pictures()
-    shutil.copyfile(Path(GALLERY, "gallery.db"), "earlier.db")
     lookalike_here("index", "remove", GALLERY, "--where", "label = 'red'")
+    shutil.copyfile(Path(GALLERY, "gallery.db"), "earlier.db")
     lookalike_here("index", "add", GALLERY, "more")
     shutil.move("earlier.db", Path(GALLERY, "gallery.db"))
 

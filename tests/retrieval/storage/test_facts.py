@@ -188,7 +188,9 @@ def test_gallery_of_the_earlier_format_is_brought_over(tmp_path: Path) -> None:
     for folder in steps:
         assert contents(Gallery(folder)) == before
         assert not verify(folder).problems
-    assert {file.suffix for file in (steps[-1] / "segments").iterdir()} == {".npy", ".facts"}
+    assert {file.suffix for file in (steps[-1] / "segments").iterdir()} == {".npy", ".facts", ""}, (
+        "and `last`"
+    )
     assert Gallery(steps[-1]).state.known.complete
 
 
