@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ class Operation:
         beside: Command that another process repeats meanwhile, also as a writer, and that changes no item.
         descriptors: Files that it may have open at once; 0 for as many as the system allows.
         commit_items: Images that a bridge commits at once; 0 for as many as usual.
+        vanishing: Folder that is deleted after the command has listed its files.
+        code: Its exit code without an accident.
     """
 
     words: tuple[str, ...]
@@ -44,6 +47,8 @@ class Operation:
     beside: tuple[str, ...] = ()
     descriptors: int = 0
     commit_items: int = 0
+    vanishing: str = ""
+    code: int = 0
 
 
 def _pictures() -> None:
@@ -73,6 +78,24 @@ def _changed() -> None:
         draw(90 + number).save(f"photos/green/{number}.png")
         Path(f"photos/blue/{number}.png").unlink()
     draw_classes(Path("photos"), ("red", "white"), 3, first=40)
+
+
+def _changed_before() -> None:
+    """As `_changed`, a while ago: a watch leaves files alone that may still be written."""
+    _changed()
+    _age(-100, "photos")
+
+
+def _changed_tomorrow() -> None:
+    """As `_changed`, but the clock was set back since: all files are of tomorrow."""
+    _changed()
+    _age(86_400, ".")
+
+
+def _age(seconds: float, folder: str) -> None:
+    for path in Path(folder).rglob("*"):
+        stat = path.stat()
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + int(seconds * 1e9)))
 
 
 def _thinned() -> None:
@@ -196,6 +219,13 @@ OPERATIONS = {
         ("index", "remove", GALLERY, "--where", "label = 'red'"),
         _pictures,
         beside=("index", "optimize", GALLERY),
+    ),
+    "sync --watch": Operation(
+        ("index", "sync", GALLERY, "photos", "--watch", "--poll", "0.05"), _changed_before, whole=False
+    ),
+    "sync, clock set back": Operation(("index", "sync", GALLERY, "photos"), _changed_tomorrow, whole=False),
+    "sync, files vanish": Operation(
+        ("index", "sync", GALLERY, "photos"), _changed, whole=False, vanishing="photos/white", code=3
     ),
     "sync, 48 descriptors": Operation(
         ("index", "sync", GALLERY, "photos"), _changed, whole=False, descriptors=48
