@@ -23,8 +23,8 @@ from retrieval.images.resampling import Box
 from retrieval.machine.resources import cores
 from retrieval.model.embedder import Embedder
 from retrieval.search.composition import compose
-from retrieval.storage.query_log import Kind
 from retrieval.search.detector import Detector
+from retrieval.storage.query_log import Kind
 from serve.core.cost import add_pixels
 from serve.core.errors import BusyError, NoModelError, NoTextEncoderError, TooLargeError, UnknownItemError
 from serve.core.live import LiveState
