@@ -54,18 +54,27 @@ def _figure(url: str, name: str) -> float:
     return float(found[1])
 
 
-def processes_seconds(process: int) -> float:
-    """Return the CPU seconds of a running process and of all that it has started, according to Linux."""
-    children, used = defaultdict[int, list[int]](list), dict[int, int]()
+def family(process: int) -> list[int]:
+    """Return a process and all that it has started and that still run, according to Linux."""
+    children = defaultdict[int, list[int]](list)
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
             values = (folder / "stat").read_text().rpartition(")")[2].split()
             children[int(values[1])].append(int(folder.name))
-            used[int(folder.name)] = sum(map(int, values[11:15]))  # with children that have ended
-    family = [process]
-    for member in family:
-        family += children[member]
-    return sum(used.get(member, 0) for member in family) / os.sysconf("SC_CLK_TCK")
+    found = [process]
+    for member in found:
+        found += children[member]
+    return found
+
+
+def processes_seconds(process: int) -> float:
+    """Return the CPU seconds of a running process and of all that it has started, according to Linux."""
+    ticks = 0
+    for member in family(process):
+        with suppress(OSError):  # it has ended
+            values = Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, values[11:15]))  # with children that have ended
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def gathering(gallery: Path) -> None:
