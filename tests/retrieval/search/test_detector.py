@@ -157,6 +157,15 @@ def test_outputs_that_are_no_boxes_are_refused(picture: np.ndarray, tmp_path: Pa
         Detector(tmp_path / "d.onnx").boxes(picture)
 
 
+def test_weights_in_other_files_are_not_read(tmp_path: Path) -> None:
+    file = write_detector(tmp_path / "d.onnx", "rows")
+    model = onnx.load(file)
+    onnx.save(model, file, save_as_external_data=True, location="weights", size_threshold=0)
+    assert (tmp_path / "weights").exists()
+    with pytest.raises(InputError, match="has weights in another file"):
+        Detector(file)
+
+
 def _save(file: Path, names: list[str], shape: list[int]) -> None:
     """Write a model that returns its inputs."""
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in names]
