@@ -185,7 +185,8 @@ def main() -> None:
         print(name, "labels", summarized(cases["labels"]), flush=True)
         results[name] = cases
     if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+        lines = [f'"{name}": {json.dumps(cases)}' for name, cases in results.items()]
+        arguments.json.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def summarized(draws: list[dict[str, Any]]) -> dict[str, float]:
