@@ -51,6 +51,8 @@ REASONS = {
     r"lookalike\.blocks": "runs until it is ended: tests/serve/gradio",
     r"torchrun": "needs several machines",
     r"lookalike (improve|gate) ": "may refuse: test_improvement.py and test_gate.py",
+    r"--detector ": "needs a detector: tests/retrieval/search/test_detector.py",
+    r"uned:domains": "needs a data set: tests/train/experiments/test_judged_evaluation.py",
     r"--bridge ": "may refuse: tests/retrieval/upkeep/test_bridge.py",
     r"--text-column ": "may refuse: tests/e2e/test_page_texts.py",
     r"--import |colours|register_plugin": "needs plug-ins: tests/test_plugins.py",
@@ -67,8 +69,13 @@ def place(tmp_path_factory: pytest.TempPathFactory, shop: Path, pair_file: Path)
     shutil.copy(pair_file, folder / "pair.zip")
     with zipfile.ZipFile(pair_file) as archive:
         (folder / "model.onnx").write_bytes(archive.read("image.onnx"))
-    for number, name in enumerate(("query", "photo", "other", "bad", "room", "front", "side")):
+    for number, name in enumerate(("query", "photo", "other", "bad", "room", "front", "side", "sofa")):
         draw(90 + number, hue=number % 3).save(folder / f"{name}.jpg")
+    (folder / "rooms").mkdir()
+    for number, name in enumerate(("kitchen", "hall")):
+        draw(70 + number, (400, 300)).save(folder / "rooms" / f"{name}.jpg")
+    rows = ["path,label,box_x,box_y,box_width,box_height", "rooms/kitchen.jpg,lamp,120,40,80,95"]
+    (folder / "rooms.csv").write_text("\n".join([*rows, "rooms/hall.jpg,,,,,", ""]))
     with (folder / "shop.csv").open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow(["path", "brand", "price", "list price", "name", "added", "sku"])

@@ -80,7 +80,8 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
     paths = [path.relative_to(folder / "shop") for path in sorted(folder.glob("shop/*/*.png"))]
     (folder / "corrections.csv").write_text("".join(["path,label\n", *(f"{p},{p.parent}\n" for p in paths)]))
     rows = [f"shop/{path},{path.parent},department {int(path.parent.name) % 4}\n" for path in paths]
-    (folder / "shop.csv").write_text("".join(["path,label,coarse\n", *rows]))
+    for table in ("shop.csv", "domains.csv"):
+        (folder / table).write_text("".join(["path,label,coarse\n", *rows]))
     pairs = [
         f"shop/{a},shop/{b},{int(a.parent == b.parent)}\n" for a, b in zip(paths, paths[4:], strict=False)
     ]
