@@ -19,6 +19,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from retrieval.galleries.database_folder import is_store
 from retrieval.machine.resources import cores
 from serve.addresses import API, api_of
 from serve.api import (
@@ -89,12 +90,18 @@ def create_app(
     limits = limits or Limits()
     threads = limits.threads or (_BATCHING_THREADS if services[0].batching else cores())
     telemetry = services[0].telemetry
-    workers = Workers(threads, limits, telemetry)
     # Thumbnails have threads of their own and may wait until their deadline: a late one is still cached.
     thumbnail_threads = max(1, (limits.threads or cores()) // 2)
     seconds = max(limits.seconds, _THUMBNAIL_SECONDS)
     thumbnail_limits = Limits(queued=_QUEUED_THUMBNAILS, seconds=seconds, queue_share=1.0)
-    thumbnail_workers = Workers(thumbnail_threads, thumbnail_limits, telemetry)
+
+    def pools() -> tuple[Workers, Workers]:
+        drawing = Workers(thumbnail_threads, thumbnail_limits, telemetry)
+        return Workers(threads, limits, telemetry), drawing
+
+    # A database that does not answer keeps the threads of its gallery waiting, and no others.
+    shared = pools()
+    workers = {one.name: pools() if is_store(one.folder) else shared for one in services}
 
     jobs = {service.name: Jobs(folder / "jobs" / quote(service.name, safe="")) for service in services}
 
@@ -108,8 +115,8 @@ def create_app(
             yield {"gradio": gradio, "stopping": stopping}
         if forgetting:
             forgetting.cancel()
-        workers.close()
-        thumbnail_workers.close()
+        for pool in {one for both in workers.values() for one in both}:
+            pool.close()
         if own:
             shutil.rmtree(own, ignore_errors=True)
 
@@ -117,7 +124,7 @@ def create_app(
 
     def context(service: SearchService) -> Context:
         name = service.name
-        return Context(services, service, jobs[name], workers, thumbnail_workers, feeds[name], pictures)
+        return Context(services, service, jobs[name], *workers[name], feeds[name], pictures)
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     if own:  # without a lifespan
@@ -138,7 +145,8 @@ def create_app(
         app.router.routes.append(Route(route.path, _Refusing(405, {"Allow": "GET, HEAD"})))
     exception_handlers.install(app, telemetry)
     if page:
-        app.include_router(page_router(services, workers, runtime))
+        of_pages = {name: pool for name, (pool, _) in workers.items()}
+        app.include_router(page_router(services, of_pages, runtime))
         if gradio:
             app.mount("/", gradio)
     else:

@@ -36,22 +36,25 @@ _NO_CACHE, _FOR_EVER = "private, no-cache", "private, max-age=31536000, immutabl
 
 
 def page_router(
-    services: Sequence[SearchService], workers: Workers, runtime: Mapping[str, RuntimeFile] | None = None
+    services: Sequence[SearchService],
+    workers: Mapping[str, Workers],
+    runtime: Mapping[str, RuntimeFile] | None = None,
 ) -> APIRouter:
     """Return the routes of all pages: the first gallery's at the root, the others' under their names.
 
     Args:
         services: The galleries.
-        workers: Thread pool that draws the parts of the pages, which may take seconds.
+        workers: Thread pools by gallery that draw the parts of the pages, which may take seconds.
         runtime: Files of ONNX Runtime for browsers, if pictures may be embedded there.
     """
     router = APIRouter(include_in_schema=False)
     names = [service.name for service in services]
     addresses = {names[0]: "/"} | {name: f"{page_of(name)}/" for name in names[1:]}
     for service in services:
-        _add_page(router, service, addresses[service.name], names, workers, offers_device=bool(runtime))
+        pool = workers[service.name]
+        _add_page(router, service, addresses[service.name], names, pool, offers_device=bool(runtime))
         if runtime:
-            _add_device(router, DeviceModels(service), addresses[service.name], runtime, workers)
+            _add_device(router, DeviceModels(service), addresses[service.name], runtime, pool)
 
     @router.get(f"{_RUNTIME}/{{name}}")
     async def runtime_file(name: str, request: Request) -> Response:

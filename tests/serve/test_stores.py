@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +26,7 @@ from serve.core.service import SearchService
 from serve.page.contents import summary
 from serve.page.statistics import gallery_statistics, statistics_view
 from tests.conftest import draw, lookalike_here
-from tests.retrieval.stores.postgres_server import running
+from tests.retrieval.stores.postgres_server import PostgresServer, running
 from tests.retrieval.stores.server import Server
 from tests.serve.asgi_server import answering
 
@@ -220,6 +224,40 @@ def test_second_server_shares_the_database(built: Built, model_file: Path, tmp_p
         assert 'lookalike_gallery_up{gallery="other.gallery"} 1.0' in second.get("/metrics").text
         assert second.delete(f"/v1/items/{hit['id']}").status_code == 204
         assert first.get(f"/v1/items/{hit['id']}").status_code == 404
+
+
+def test_a_database_that_does_not_answer_keeps_no_other_gallery_waiting(
+    built: Built, shop_gallery: Path
+) -> None:
+    if not isinstance(built.server, PostgresServer):
+        pytest.skip("Qdrant in a process has no server")
+    services = [
+        SearchService(folder, name=name) for folder, name in ((shop_gallery, "a"), (built.folder, "b"))
+    ]
+    first = built.server.process_id
+    with ExitStack() as stack:
+        url = stack.enter_context(answering(create_app(*services, page=False)))
+        client = stack.enter_context(httpx.Client(base_url=url, timeout=60))
+        threads = stack.enter_context(ThreadPoolExecutor(8))
+
+        def ask(name: str) -> int:
+            address = f"/v1/galleries/{name}/search"
+            return client.post(address, params={"k": "1"}, files={"image": encoded(7)}).status_code
+
+        assert (ask("a"), ask("b")) == (200, 200)
+        children = Path(f"/proc/{first}/task/{first}/children").read_text().split()
+        processes = [first, *map(int, children)]
+        for process in processes:
+            os.kill(process, signal.SIGSTOP)
+        try:
+            asked = [threads.submit(ask, "b") for _ in range(8)]
+            time.sleep(1)  # they have taken all threads that they get
+            assert ask("a") == 200
+            assert not any(one.done() for one in asked), "each waits ten seconds for the database or longer"
+        finally:
+            for process in processes:
+                os.kill(process, signal.SIGCONT)
+        assert {one.result() for one in asked} <= {200, 503}
 
 
 def test_another_model_or_password_is_refused(
