@@ -302,7 +302,7 @@ def test_an_open_image_on_paper_is_alone(page: Page, server: Server) -> None:
     on_paper(page)
     assert controls(page) == []
     expect(page.get_by_test_id("hit").first).to_be_hidden()
-    expect(page.locator("#dialog figure img").last).to_be_visible()
+    expect(page.locator("#dialog").get_by_role("img", name="item 5, blue")).to_be_visible()
     expect(page.locator("#dialog dl")).to_contain_text("price")
     assert page.pdf(format="A4").count(b"/Type /Page\n") == 1
 
