@@ -143,6 +143,7 @@ def settings(
     device: Runtime,
     provider: str | None,
     batch_size: int | None,
+    on_device: Path | None = None,
     **unchanged: Any,
 ) -> Settings:
     """Build and check the settings from the options of `lookalike serve`, one argument per option.
@@ -156,6 +157,8 @@ def settings(
     credentials = read_credentials(token_file, user, password_file)
     if page and credentials and not credentials.pair:
         raise InputError("a token is for programs: add --user and --password-file for the page, or --no-page")
+    if on_device and not page:
+        raise InputError("--on-device: it is the page that searches on the device; leave out --no-page")
     proxies = tuple(_proxy(address) for address in trusted_proxy)
     if proxies and not credentials and not insecure:
         raise InputError(
@@ -178,6 +181,7 @@ def settings(
         rate=rate if rate is not None else 0 if is_local else PUBLIC_RATE,
         connections=connections if connections is not None else 0 if is_local else PUBLIC_CONNECTIONS,
         runtime=join_runtime(device, provider, batch_size),
+        on_device=on_device,
         **unchanged,
     )
 

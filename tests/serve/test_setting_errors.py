@@ -103,6 +103,11 @@ def test_non_ascii_token_is_refused(tmp_path: Path, token: str) -> None:
     assert token not in str(refused.value)
 
 
+def test_search_on_the_device_needs_the_page(shop_gallery: Path, tmp_path: Path) -> None:
+    words = ("--on-device", str(tmp_path), "--no-page")
+    assert "leave out --no-page" in lookalike("serve", str(shop_gallery), *words, code=2).stderr
+
+
 def test_workers_need_a_database_that_they_can_share(tmp_path: Path) -> None:
     (tmp_path / NAME).write_text('{"format": 1, "address": "qdrant:///data/birds", "collection_uuid": "u"}')
     command = [*SERVE, str(tmp_path), "--workers", "2", "--no-page", "--port", "0"]
