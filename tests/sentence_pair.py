@@ -112,10 +112,11 @@ def unpack(folder: Path) -> Path | None:
             "-r",
             str(wanted),
         ]
-        done = subprocess.run(
-            [sys.executable, "-m", "pip", *words], capture_output=True, timeout=300, check=False
-        )
-        if done.returncode:
+        try:
+            subprocess.run(
+                [sys.executable, "-m", "pip", *words], capture_output=True, timeout=200, check=True
+            )
+        except subprocess.SubprocessError:  # refused, or too slow
             return None
         (wheel,) = folder.glob("*.whl")
         with zipfile.ZipFile(wheel) as file:
