@@ -715,6 +715,17 @@ class Config(StrictModel):
                 )
         return self
 
+    def needing_classes(self) -> dict[str, bool]:
+        """Return the settings that need classes, and whether each is set."""
+        return {
+            "split.by=images": self.split.by == "images",
+            "noise.rate": self.noise.rate > 0,
+            "linear_probe": self.linear_probe is not None,
+            "watch.split": self.watch.split is not None,
+            "model.init=lda": self.model.init == "lda",
+            "mic.clusters": self.mic.clusters is not None,
+        }
+
     @model_validator(mode="after")
     def _check_mic(self) -> Config:
         if self.mic.clusters is None:

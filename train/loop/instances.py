@@ -20,14 +20,7 @@ _SIDE = 512  # pixels; of the longer side of a copy, at most
 
 def check_unlabelled(config: Config) -> None:
     """Raise an InputError for settings that need labels, or that leave nothing to learn without them."""
-    for setting, is_set in (
-        ("split.by=images", config.split.by == "images"),
-        ("noise.rate", config.noise.rate > 0),
-        ("linear_probe", config.linear_probe is not None),
-        ("watch.split", config.watch.split is not None),
-        ("model.init=lda", config.model.init == "lda"),
-        ("mic.clusters", config.mic.clusters is not None),
-    ):
+    for setting, is_set in config.needing_classes().items():
         if is_set:
             raise InputError(f"{setting}: needs labels, and {config.data} has none; leave it out")
     if config.loss and not config.augment.is_random:

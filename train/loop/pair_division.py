@@ -16,19 +16,15 @@ _FEWEST = 10  # held-out pairs: with fewer, a score says nothing
 
 def check_pairs(config: Config) -> None:
     """Raise an InputError for settings that need classes."""
-    for setting, is_set in (
-        ("split.by=images", config.split.by == "images"),
-        ("noise.rate", config.noise.rate > 0),
-        ("linear_probe", config.linear_probe is not None),
-        ("watch.split", config.watch.split is not None),
-        ("model.init=lda", config.model.init == "lda"),
-        ("mic.clusters", config.mic.clusters is not None),
-        ("distill.teacher", config.distill.teacher is not None),
-        ("augment.symmetries", config.augment.symmetries > 1),
-        ("batch.layout=at-least", config.batch.layout == "at-least"),
-        ("batch.hard_classes", config.batch.hard_classes > 0),
-        ("batch.categories", config.batch.categories is not None),
-    ):
+    refused = {
+        **config.needing_classes(),
+        "distill.teacher": config.distill.teacher is not None,
+        "augment.symmetries": config.augment.symmetries > 1,
+        "batch.layout=at-least": config.batch.layout == "at-least",
+        "batch.hard_classes": config.batch.hard_classes > 0,
+        "batch.categories": config.batch.categories is not None,
+    }
+    for setting, is_set in refused.items():
         if is_set:
             raise InputError(f"{setting}: cannot be used with labelled pairs, of {config.data}; leave it out")
 
