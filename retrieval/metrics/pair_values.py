@@ -38,11 +38,31 @@ def auc(cosines: np.ndarray, values: np.ndarray) -> Estimate:
     counts = positive.sum(), (~positive).sum()
     if not all(counts):
         return Estimate(np.nan, np.zeros(len(values)))
-    beats = _above(cosines, (~positive).astype(float))  # negatives below each pair
-    loses = _above(-cosines, positive.astype(float))  # positives above each pair
-    placement = np.where(positive, beats / counts[1], loses / counts[0])
+    placement = np.empty(len(values))
+    placement[positive], placement[~positive] = placements(cosines[positive], cosines[~positive])
     value = float(placement[positive].mean())
     return Estimate(value, (placement - value) / np.where(positive, *counts))
+
+
+def placements(high: np.ndarray, low: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return what each score adds to the area under the ROC curve; the mean of either side is the area.
+
+    Args:
+        high: Scores that should be above the others, float [n].
+        low: The others, float [m].
+
+    Returns:
+        For one of `high` the share of `low` that is below it, float64 [n]; for one of `low` the share of
+        `high` that is above it, float64 [m]. Equal scores count half.
+    """
+    return _shares_below(high, low), 1 - _shares_below(low, high)
+
+
+def _shares_below(scores: np.ndarray, others: np.ndarray) -> np.ndarray:
+    ordered = np.sort(others)
+    both = np.searchsorted(ordered, scores, "left") + np.searchsorted(ordered, scores, "right")
+    shares: np.ndarray = both / (2 * len(others))
+    return shares
 
 
 def spearman(cosines: np.ndarray, values: np.ndarray) -> Estimate:

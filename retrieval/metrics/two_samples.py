@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from retrieval.metrics.pair_values import placements
 from retrieval.metrics.statistics import bootstrap_intervals
 
 LEAST = 40  # vectors of a sample
@@ -70,15 +71,10 @@ def difference(ours: np.ndarray, theirs: np.ndarray) -> Difference | None:
 
 
 def _values(ours: np.ndarray, theirs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return what each tested vector of a sample adds to the area: float64 [n / 2] and [m / 2].
-
-    For one of ours, the share of theirs that score lower; for one of theirs, the share of ours that score
-    higher.
-    """
+    """Return what each tested vector of a sample adds to the area: float64 [n / 2] and [m / 2]."""
     tested = [np.arange(len(side)) * _BLOCKS // len(side) % 2 == 1 for side in (ours, theirs)]
     weights = _direction(ours[~tested[0]], theirs[~tested[1]])
-    high, low = ours[tested[0]] @ weights, theirs[tested[1]] @ weights
-    return _shares_below(high, low), 1 - _shares_below(low, high)
+    return placements(ours[tested[0]] @ weights, theirs[tested[1]] @ weights)
 
 
 def _direction(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
@@ -92,14 +88,6 @@ def _direction(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     within[np.diag_indices(size)] += max(level, np.finfo(np.float32).tiny)
     weights: np.ndarray = np.linalg.solve(within, means[0] - means[1])
     return weights
-
-
-def _shares_below(values: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return the share of the others that are below each value; equal ones count half. float64 [n]."""
-    ordered = np.sort(others)
-    both = np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")
-    shares: np.ndarray = both / (2 * len(others))
-    return shares
 
 
 def _thinned(vectors: np.ndarray) -> np.ndarray:
