@@ -77,5 +77,6 @@ def printed(percents: float) -> str:
 
 
 def pluralize(number: int, noun: str) -> str:
-    """Return a number and a regular noun: "1 image", "1,234 images"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    """Return a number and a regular noun: "1 image", "1,234 images", "2 classes"."""
+    ending = "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
+    return f"{number:,} {noun}{'' if number == 1 else ending}"

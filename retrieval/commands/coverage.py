@@ -59,9 +59,7 @@ def coverage(gallery: Path, log: Path, since: datetime | None, limit: int) -> Fi
     target = Gallery.open(gallery)
     time = None if since is None else since.replace(tzinfo=UTC).isoformat(timespec="seconds")
     found = measure_coverage(target, log, since=time, limit=limit)
-    ids = {item for group in found.groups for item, _ in group.nearest}
-    ids |= {*found.unseen, *(one.item for one in found.wanted)}
-    items = target.items(sorted(ids))
+    items = target.items(found.shown)
     facts = asdict(found)
     for group, one in zip(facts["groups"], found.groups, strict=True):
         group["certain"] = one.certain
@@ -82,14 +80,10 @@ def summary(found: Coverage) -> str:
     """Return what was not found in a sentence."""
     certain = [group for group in found.groups if group.certain]
     if not certain:
-        return f"{_searches(found.searches)}: nothing is certain to be missing"
+        return f"{pluralize(found.searches, 'search')}: nothing is certain to be missing"
     count = sum(len(group.searches) for group in certain)
     groups = pluralize(len(certain), "group")
-    return f"{_searches(found.searches)}: certain to be missing: {groups} of {count:,} together"
-
-
-def _searches(count: int) -> str:
-    return f"{count:,} search{'' if count == 1 else 'es'}"
+    return f"{pluralize(found.searches, 'search')}: certain to be missing: {groups} of {count:,} together"
 
 
 def _lines(found: Coverage, items: dict[int, Item]) -> Iterator[str]:
@@ -155,7 +149,7 @@ def _rows(found: Coverage, items: dict[int, Item]) -> Iterator[SheetRow]:
     if found.unseen:
         yield SheetRow("Nobody finds these", _images(found.unseen, items))
     if found.wanted:
-        counts = [_searches(one.searches) for one in found.wanted]
+        counts = [pluralize(one.searches, "search") for one in found.wanted]
         yield SheetRow(
             "Labels of these would help most", _images([w.item for w in found.wanted], items, counts)
         )

@@ -128,6 +128,12 @@ class Coverage:
     since: str | None = None
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def shown(self) -> list[int]:
+        """Ids of all images that it names."""
+        near = {item for group in self.groups for item, _ in group.nearest}
+        return sorted(near | {*self.unseen, *(one.item for one in self.wanted)})
+
 
 def measure_coverage(
     gallery: SearchableGallery,
@@ -413,9 +419,11 @@ def _found_since(each: Sequence[Search], near: _Near, threshold: float) -> int |
     if near.probabilities is None:
         return None
     then = np.array([max((hit[2] or 0.0 for hit in one.hits), default=0.0) for one in each])
-    is_known = [one.kind in _PICTURES and one.where is None and bool(one.hits) for one in each]
     known = np.array(
-        [is_one and one.hits[0][2] is not None for is_one, one in zip(is_known, each, strict=True)]
+        [
+            one.kind in _PICTURES and one.where is None and bool(one.hits) and one.hits[0][2] is not None
+            for one in each
+        ]
     )
     return int((known & (then < threshold) & ~near.is_below(threshold)).sum())
 

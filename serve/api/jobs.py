@@ -179,8 +179,7 @@ def _draw_triplets(service: SearchService, _: TripletsRequest) -> TripletsAnswer
 def _cover(service: SearchService, query: CoverageRequest) -> CoverageAnswer:
     since = query.since if query.since is None or "T" in query.since else f"{query.since}T00:00:00"
     found, summary = analyses.coverage(service, since, query.limit), service.summary()
-    near = {item for group in found.groups for item, _ in group.nearest}
-    items = service.gallery.items(sorted(near | {*found.unseen, *(one.item for one in found.wanted)}))
+    items = service.gallery.items(found.shown)
     images = {number: Image(**image_fields(item, summary)) for number, item in items.items()}
     groups = [
         MissingGroup(

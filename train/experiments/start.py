@@ -118,7 +118,7 @@ def _head_settings(dataset: DataSet, given: Changes) -> tuple[Changes, str]:
     known = {name for name in names if any(_covers(one, name) for one in given)}
     changes = {name: value for name, value in default.changes.items() if name not in known}
     stated = [f"{name} {to_line(value)}" for name, value in changes.items()]
-    size = f"{pluralize(images, 'image')} of {classes:,} class{'es' * (classes != 1)}"
+    size = f"{pluralize(images, 'image')} of {pluralize(classes, 'class')}"
     if dataset.pairs is not None:
         size = f"{pluralize(len(dataset.pairs), 'pair')} of {pluralize(images, 'image')}"
     what = f"{', '.join(stated)} for {size}" if stated else size

@@ -71,7 +71,7 @@ def read_lesson(gallery: SearchableGallery, labels: str) -> Lesson:
     classes = np.unique([str(of_item[item]) for item in ids.tolist()], return_inverse=True)[1]
     _, sizes = np.unique(classes, return_counts=True)
     if len(sizes) < 2 or sizes.max() < 2:
-        few = f"{pluralize(len(ids), 'labelled image')} of {len(sizes)} class{'es' * (len(sizes) != 1)}"
+        few = f"{pluralize(len(ids), 'labelled image')} of {pluralize(len(sizes), 'class')}"
         raise InputError(f"{gallery.folder}: {few}; label two classes or more, and two images of one of them")
     others = np.setdiff1d(gallery.sample(len(gallery)), ids)
     if len(others) > _MOST_OTHERS:
