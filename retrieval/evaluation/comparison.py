@@ -443,7 +443,7 @@ def _gap_changes(first: Report, other: Report) -> dict[str, Change]:
     known = np.array([bool(thing) for _, _, thing in shared])
     things = np.array([thing or f"{path} {content}" for path, content, thing in shared])
     changes: dict[str, Change] = {}
-    for name, asked in (("gap", known | True), ("gap_of_known", known)):
+    for name, asked in (("gap", np.ones_like(known)), ("gap_of_known", known)):
         given = [(side[asked, 0] == 1, side[asked, 1], known[asked]) for side in found]
         theirs, ours = (global_average_precision(*side) for side in given)
         ends = []

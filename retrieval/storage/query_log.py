@@ -309,11 +309,9 @@ def _entries(file: Path) -> Iterator[dict[str, Any] | None]:
 def _parse(line: bytes) -> dict[str, Any]:
     """Return the entry of a line, which may be damaged in one of the ways of `_DAMAGE`."""
     entry: dict[str, Any] = json.loads(line)
-    if not all(isinstance(entry[name], str) for name in ("time", "gallery")):
-        raise TypeError
+    _check(all(isinstance(entry[name], str) for name in ("time", "gallery")))
     if "search" in entry:
-        if type(entry["item"]) is not int or entry["outcome"] not in _OUTCOMES:
-            raise ValueError
+        _check(type(entry["item"]) is int and entry["outcome"] in _OUTCOMES)
         _check(isinstance(entry["search"], str))
         return entry
     _check(all(isinstance(entry[name], str) for name in ("id", "model")))

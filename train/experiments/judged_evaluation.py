@@ -189,7 +189,7 @@ class _Search:
         right, confidence = found.right(truth), found.confidence(k, sharpness, classes)
         hits = np.where(known, right, np.nan)[:, None]
         result = self._result("", hits, things, keys=judged.measures[2:])
-        for key, asked in zip(judged.measures, (known | True, known), strict=False):
+        for key, asked in zip(judged.measures, (np.ones_like(known), known), strict=False):
             side = right[asked], confidence[asked], known[asked]
             result.values[key] = global_average_precision(*side)
             for ranges, of in ((result.intervals, np.arange(len(things))), (result.class_intervals, things)):

@@ -193,8 +193,7 @@ class Objective(nn.Module):
         Raises:
             ValueError: It needs classes, or labels of the same and different.
         """
-        graded_only = not getattr(self.term, "takes_scores", False)
-        if not getattr(self.term, "takes_pairs", False) or (graded and graded_only):
+        if not getattr(self.term, "takes_scores" if graded else "takes_pairs", False):
             taken = "cosent" if graded else "cosent, contrastive, binomial-deviance and siglip"
             kind = "pairs with scores" if graded else "labelled pairs"
             raise ValueError(f"{kind} are learned by {taken}; name one of these")
