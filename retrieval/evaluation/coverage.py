@@ -93,8 +93,8 @@ class Coverage:
         filtered_out: Searches whose condition left no hit.
         unopened: Searches of which nothing was opened; `None` if nothing ever was.
         groups: Groups of searches for what may be missing, the largest certain ones first.
-        drift: How well searches can be told from images of the gallery; `None` for too few.
-        change: How well newer searches can be told from older ones.
+        drift: How different searches are from images of the gallery; `None` for too few.
+        change: How different newer searches are from older ones.
         images: Number of images.
         never: Number of images that no search has among its first ten.
         never_by_chance: Expected number, if each search found ten images at random.

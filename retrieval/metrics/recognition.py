@@ -102,7 +102,7 @@ def resampled_gaps(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> np.ndarray:
-    """Return GAP in resamples of the queries, which rank their answers anew, float64 [resamples].
+    """Return GAP in resamples of the queries, each with its own ranking, float64 [resamples].
 
     The resamples of the same units are the same, so that those of two models can be subtracted.
 

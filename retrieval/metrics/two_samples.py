@@ -24,7 +24,7 @@ _SHRINKAGE = 0.5  # of the covariance within the samples, towards that of a sphe
 
 @dataclass(frozen=True)
 class Difference:
-    """How well two samples can be told apart.
+    """How well a classifier separates two samples.
 
     Attributes:
         auc: Area under the ROC curve, 0 to 1.

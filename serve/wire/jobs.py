@@ -145,7 +145,7 @@ class WantedLabel(BaseModel):
 
 
 class SampleDifference(BaseModel):
-    """How well two samples of searches or images can be told apart."""
+    """How well a classifier separates two samples of searches or images."""
 
     model_config = ConfigDict(from_attributes=True)
 

@@ -59,7 +59,7 @@ def nearest_groups(
         return None
     where, parameters = condition_sql(condition, collection, parameters=2)
     value, distance = column_sql(column, collection), _distance(collection)
-    # Items without a value are told apart by their id.
+    # Each item without a value is a group of its own.
     sql = (
         "SELECT $1::int, id, distance, n FROM (SELECT DISTINCT ON (value, alone) id, distance, "
         "count(*) OVER (PARTITION BY value, alone) AS n FROM (SELECT id, "
