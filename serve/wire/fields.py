@@ -34,6 +34,12 @@ ImageBytes = Annotated[
     ),
 ]
 
+# As an array of numbers: readers of descriptions know it better than an array of four separate types.
+Corners = Annotated[
+    tuple[float, float, float, float],
+    WithJsonSchema({"type": "array", "items": {"type": "number"}, "minItems": 4, "maxItems": 4}),
+]
+
 Number = Annotated[int, Field(strict=True, ge=1, lt=2**63)]
 
 Key = Annotated[str, StringConstraints(min_length=1, max_length=MAX_KEY)]

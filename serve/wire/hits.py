@@ -10,7 +10,7 @@ from pydantic import (
     Field,
 )
 
-from serve.wire.fields import Fingerprint, Number, QueryId
+from serve.wire.fields import Corners, Fingerprint, Number, QueryId
 from serve.wire.images import Image
 from serve.wire.problems import ProblemDetails
 
@@ -71,7 +71,7 @@ _RECORDED: Any = Field(
 class PartHit(Hit):
     """A found image with its score, and the part of the query that it looks like."""
 
-    box: tuple[float, float, float, float] = Field(
+    box: Corners = Field(
         description="Left, top, right and bottom, as fractions of the upright query image: a `region` to "
         "search with.",
         examples=[[0.25, 0.1, 0.75, 0.6]],

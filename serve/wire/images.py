@@ -15,7 +15,7 @@ from pydantic import model_validator as validator
 
 from retrieval.search.options import NEAR_DUPLICATE, Duplicates
 from serve.limits import MAX_BATCH, MAX_KEY
-from serve.wire.fields import ImageBytes, Label, parse_json
+from serve.wire.fields import Corners, ImageBytes, Label, parse_json
 from serve.wire.problems import ProblemDetails
 
 
@@ -30,7 +30,7 @@ class Image(BaseModel):
     metadata: dict[str, Any] = Field(examples=[{"price": 12.5}])
     width: int | None = Field(description="Width in pixels; null if unknown.", examples=[640])
     height: int | None = Field(description="Height in pixels; null if unknown.", examples=[480])
-    part: tuple[float, float, float, float] | None = Field(
+    part: Corners | None = Field(
         None,
         exclude_if=lambda part: part is None,
         description="If the image is a part of a picture: left, top, right and bottom, as fractions of the "
