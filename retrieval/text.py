@@ -77,6 +77,7 @@ def printed(percents: float) -> str:
 
 
 def pluralize(number: int, noun: str) -> str:
-    """Return a number and a regular noun: "1 image", "1,234 images", "2 classes"."""
-    ending = "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
+    """Return a number and a regular noun: "1 image", "1,234 images", "2 classes", "3 epochs"."""
+    hisses = noun.endswith(("s", "x", "ch", "sh")) and not noun.endswith("och")
+    ending = "es" if hisses else "s"
     return f"{number:,} {noun}{'' if number == 1 else ending}"

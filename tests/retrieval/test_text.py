@@ -6,10 +6,11 @@ import re
 import unicodedata
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrieval.text import align_columns, display_width, printable, printable_lines
+from retrieval.text import align_columns, display_width, pluralize, printable, printable_lines
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,3 +59,17 @@ def test_everything_is_printed_through_two_modules() -> None:
         if printing.search(file.read_text())
     }
     assert found - {"serve/client.py"} == known, "the client has an example"
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "text"),
+    [
+        (1, "class", "1 class"),
+        (2, "class", "2 classes"),
+        (0, "search", "0 searches"),
+        (20, "epoch", "20 epochs"),
+        (1234, "image", "1,234 images"),
+    ],
+)
+def test_numbers_with_nouns(number: int, noun: str, text: str) -> None:
+    assert pluralize(number, noun) == text
