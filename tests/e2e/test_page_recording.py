@@ -45,7 +45,7 @@ def hit(page: Page, place: int) -> int:
 def test_visit_is_recorded_and_told(browser: Browser, recording: Server, gallery: Gallery, log: Path) -> None:
     with in_a_tab(browser, recording) as page:
         search_with(page, recording, "?like=5")
-        expect(page.get_by_test_id("recorded")).to_contain_text("Searches are recorded here")
+        expect(page.get_by_test_id("recorded")).to_contain_text("Searches are recorded")
         assert violations(page) == []
         first, second, third = (hit(page, place) for place in range(3))
         page.get_by_test_id("hit").nth(0).get_by_role("button").first.click()
