@@ -239,7 +239,9 @@ def search(
         if len(hits) < options.k and not options.is_nothing_like_it(hits):
             why = _why_fewer(options, target.manifest.product)
             print_status(f"{query.name}: found {len(hits)} of {options.k}: {why}")
-    print_status(f"embedded in {embed_ms:.1f} ms, searched {len(target)} images in {search_ms:.1f} ms")
+    print_status(
+        f"embedded in {embed_ms:.1f} ms, opened and searched {len(target):,} images in {search_ms:.1f} ms"
+    )
     _warn_of_age(target)
     if sheet is not None:
         note = f"Below each image: {scores}, label and metadata."
