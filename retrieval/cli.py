@@ -85,7 +85,10 @@ TOPICS = {
         "datasets": ("train.commands.datasets:datasets", "List, fetch and inspect data sets."),
     },
     "Experiments": {
-        "compare": ("retrieval.commands.compare:compare", "Compare evaluation reports with the first one."),
+        "compare": (
+            "retrieval.commands.compare:compare",
+            "Compare evaluation reports with the first one, or two galleries by what visitors choose.",
+        ),
         "gate": (
             "train.commands.gate:gate",
             "Decide by an exit code whether a new model, gallery or report may replace an old one.",

@@ -222,11 +222,15 @@ class Hits(list[Hit]):
     Args:
         hits: The hits.
         query_id: Id of the search, for `Client.record_outcome`; `None` if the server does not record it.
+        interleaved: Whether hits of a second gallery are mixed in, so that scores do not fall.
     """
 
-    def __init__(self, hits: Iterable[Hit] = (), query_id: str | None = None) -> None:
+    def __init__(
+        self, hits: Iterable[Hit] = (), query_id: str | None = None, interleaved: bool = False
+    ) -> None:
         super().__init__(hits)
         self.query_id = query_id
+        self.interleaved = interleaved
 
 
 class _Jobs(BaseModel):
@@ -305,7 +309,7 @@ class Requests:
         if names:
             request["api"] = API
         answer = yield from self._ask(SearchAnswer.model_validate_json, "POST", "/search", **request)
-        return Hits(answer.hits, answer.query_id)
+        return Hits(answer.hits, answer.query_id, answer.interleaved)
 
     @exchange
     @takes_search_options
@@ -884,7 +888,7 @@ def _batch(content: bytes) -> list[Hits | ApiError]:
     def read(result: BatchResult) -> Hits | ApiError:
         if result.hits is None:
             return _problem(result.problem)
-        return Hits(result.hits, result.query_id)
+        return Hits(result.hits, result.query_id, result.interleaved)
 
     return [read(result) for result in BatchAnswer.model_validate_json(content).results]
 

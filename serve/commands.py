@@ -163,6 +163,13 @@ def _read_config(context: click.Context, option: click.Parameter, file: Path | N
     "no pictures, texts or addresses. The page tells its visitors.",
 )
 @_setting(
+    "against",
+    type=click.Path(path_type=Path),
+    metavar="GALLERY",
+    help="With --query-log: mix in the hits of another gallery of the same images, such as one of a new "
+    "model. What visitors open says which is better: `lookalike compare GALLERY GALLERY --log FOLDER`.",
+)
+@_setting(
     "on_device",
     type=click.Path(path_type=Path),
     metavar="FOLDER",

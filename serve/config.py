@@ -85,6 +85,7 @@ class Settings:
         proxies: Addresses and networks of trusted proxies.
         permissions: Permissions of visitors beyond searching.
         query_log: Folder of the log of searches; None for no log.
+        against: Gallery whose hits are mixed into those of recorded searches; None for none.
         rate: Requests per second and client; 0 for no limit.
         connections: Open connections of one client; 0 for no limit.
         max_body: Size of the largest request body, in MB (2^20 bytes).
@@ -110,6 +111,7 @@ class Settings:
     proxies: tuple[str, ...] = ()
     permissions: Permissions = field(default_factory=Permissions)
     query_log: Path | None = None
+    against: Path | None = None
     rate: float = 0
     connections: int = 0
     max_body: int = 32
@@ -144,6 +146,8 @@ def settings(
     provider: str | None,
     batch_size: int | None,
     on_device: Path | None = None,
+    query_log: Path | None = None,
+    against: Path | None = None,
     **unchanged: Any,
 ) -> Settings:
     """Build and check the settings from the options of `lookalike serve`, one argument per option.
@@ -166,6 +170,13 @@ def settings(
             "--password-file, or --insecure if the proxy handles sign-in"
         )
     galleries = parse_galleries(gallery)
+    if against is not None:
+        if query_log is None:
+            raise InputError("--against: the log of searches says which gallery won; add --query-log FOLDER")
+        if on_device is not None:
+            raise InputError("--against: both models must see the picture, so not with --on-device")
+        if len(galleries) > 1:
+            raise InputError("--against: give one gallery, which is compared with it")
     is_local = host.lower() in LOCAL_NAMES and not proxies
     return Settings(
         galleries=galleries,
@@ -182,6 +193,8 @@ def settings(
         connections=connections if connections is not None else 0 if is_local else PUBLIC_CONNECTIONS,
         runtime=join_runtime(device, provider, batch_size),
         on_device=on_device,
+        query_log=query_log,
+        against=against,
         **unchanged,
     )
 

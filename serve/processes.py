@@ -156,6 +156,7 @@ def open_galleries(settings: Settings) -> list[SearchService]:
         settings.show,
         settings.query_log,
         settings.detector,
+        settings.against,
     )
 
 

@@ -124,6 +124,17 @@ def model_file(untrained_run: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def second_model_file(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> Path:
+    """The exported model of another untrained run, of 24 dimensions."""
+    folder = tmp_path_factory.mktemp("second")
+    words = ["train", "--recipe", "scratch", "--data", f"folder:{shop}", "--out", str(folder / "run")]
+    settings = ["epochs=0", "seed=1", "preprocess.size=32", "model.embedding_dim=24"]
+    lookalike_here(*words, *(word for one in settings for word in ("--set", one)))
+    lookalike_here("export", str(folder / "run"), "--out", str(folder / "new.onnx"))
+    return folder / "new.onnx"
+
+
+@pytest.fixture(scope="session")
 def pair_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model archive whose texts with colour words are near images of that colour; see `tests.pair`."""
     from tests.pair import write_pair  # onnx takes a while to import

@@ -4,8 +4,9 @@
 
 A search has an id, the time, the name of the gallery, the fingerprint of its model, the kind of the query,
 its vector as 16-bit floats, the ids of items that it consists of, the condition, and the first hits with
-scores and probabilities. An outcome has the id of its search, the item, and what was done with it. Nothing
-says who searched: there is no picture, no file name, no text and no address.
+scores and probabilities; and which hits are of which model, if two were mixed. An outcome has the id of its
+search, the item, and what was done with it. Nothing says who searched: there is no picture, no file name, no
+text and no address.
 
 It differs from the log of decisions (`retrieval.storage.decisions`) in what it may cost and lose. An entry is
 one write of a whole line, without a lock between processes and without a flush to disk: it survives the
@@ -46,6 +47,23 @@ _DAMAGE = (ValueError, KeyError, TypeError, RecursionError)
 _log = logging.getLogger("lookalike.retrieval")
 
 
+@dataclass(frozen=True)
+class Against:
+    """What a second gallery has added to the hits of a search; see `retrieval.search.interleaving`.
+
+    Attributes:
+        gallery: Name of the second gallery.
+        model: Fingerprint of its model.
+        first: Ids of the hits that count for the gallery that was searched, in its numbers.
+        second: Ids of those that count for the second one, in the numbers of the first.
+    """
+
+    gallery: str
+    model: str
+    first: Sequence[int]
+    second: Sequence[int]
+
+
 @dataclass(frozen=True, eq=False)
 class LoggedSearch:
     """A search to log.
@@ -56,7 +74,9 @@ class LoggedSearch:
         vector: Vector of the query, float32 [D]; `None` for one of several parts.
         items: Ids of the items that the query consists of, which its hits leave out.
         where: Condition on the hits.
-        hits: Id, score and probability of the first ones, best first.
+        hits: Id, score and probability of the first ones, best first; of those of this gallery, if they were
+            mixed with hits of a second one.
+        against: The second gallery, if hits of two were mixed.
     """
 
     id: str
@@ -65,6 +85,7 @@ class LoggedSearch:
     items: Sequence[int]
     where: str | None
     hits: Sequence[tuple[int, float, float | None]]
+    against: Against | None = None
 
 
 def new_id() -> str:
@@ -112,7 +133,8 @@ class QueryLog:
             ]
             query = {"kind": one.kind, "vector": vector, "items": [*one.items], "where": one.where}
             place = {"id": one.id, "time": time, "gallery": gallery, "model": model}
-            self._write({**place, **query, "hits": hits})
+            mixed = {} if one.against is None else {"against": vars(one.against)}
+            self._write({**place, **query, "hits": hits, **mixed})
 
     def append_outcome(self, gallery: str, search: str, item: int, outcome: Outcome) -> None:
         """Append what was done with a hit of a search, as `append` does.
@@ -186,6 +208,7 @@ class Search:
         opened: Ids of the hits that were opened or marked right.
         right: Those that were marked right, and not wrong since.
         wrong: Those that were marked wrong, and not right since.
+        against: The second gallery, if hits of two were mixed.
     """
 
     id: str
@@ -197,6 +220,7 @@ class Search:
     opened: frozenset[int]
     right: frozenset[int]
     wrong: frozenset[int]
+    against: Against | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,9 +258,7 @@ def read_searches(
     Raises:
         InputError: The folder has no log.
     """
-    files = _files(folder)
-    if not files:
-        raise InputError(f"{folder}: no log of searches; `lookalike serve --query-log {folder}` writes one")
+    files = _log_files(folder)
     entries = list[dict[str, Any]]()  # newest first
     outcomes = dict[tuple[str, str], list[dict[str, Any]]]()
     damaged, others = 0, dict[str, int]()
@@ -271,6 +293,58 @@ def read_searches(
     )
 
 
+@dataclass(frozen=True)
+class MixedSearches:
+    """Searches in which the hits of two galleries were mixed.
+
+    Attributes:
+        count: Their number.
+        chosen: Those of which something was opened or marked, oldest first, each with its query: the vector
+            as it is in the log, and the condition.
+        others: Number of further mixed searches, by the models that were compared.
+    """
+
+    count: int
+    chosen: list[tuple[tuple[bytes, str | None], Search]]
+    others: Mapping[str, int]
+
+
+def read_mixed_searches(folder: Path, gallery: str, models: tuple[str, str]) -> MixedSearches:
+    """Read the searches in which the hits of two galleries were mixed.
+
+    Args:
+        folder: Folder of the log.
+        gallery: Name of the gallery that was searched.
+        models: Fingerprints of its model and of that of the second gallery.
+
+    Raises:
+        InputError: The folder has no log.
+    """
+    count, others = 0, dict[str, int]()
+    chosen = list[tuple[tuple[bytes, str | None], Search]]()
+    outcomes = dict[tuple[str, str], list[dict[str, Any]]]()
+    for file in reversed(_log_files(folder)):
+        for entry in _entries(file):  # an outcome comes after its search, and so is read before it
+            if entry is None:
+                continue
+            if "search" in entry:
+                outcomes.setdefault((entry["gallery"], entry["search"]), []).append(entry)
+                continue
+            mixed: Against | None = entry.get("against")
+            if mixed is None or entry["vector"] is None:
+                continue
+            if (entry["gallery"], entry["model"], mixed.model) != (gallery, *models):
+                name = (
+                    f"{entry['gallery']} of {entry['model'][:12]} and {mixed.gallery} of {mixed.model[:12]}"
+                )
+                others[name] = others.get(name, 0) + 1
+                continue
+            count += 1
+            if done := outcomes.get((gallery, entry["id"])):
+                chosen.append(((entry["vector"].tobytes(), entry["where"]), _search(entry, done)))
+    return MixedSearches(count, chosen[::-1], others)
+
+
 def _search(entry: Mapping[str, Any], outcomes: Sequence[Mapping[str, Any]]) -> Search:
     """Return a search of its entry and its outcomes, newest first."""
     by_time = [*outcomes][::-1]
@@ -282,7 +356,15 @@ def _search(entry: Mapping[str, Any], outcomes: Sequence[Mapping[str, Any]]) -> 
     )
     hits = [(item, score, probability) for item, score, probability in entry["hits"]]
     query = (entry["kind"], tuple(entry["items"]), entry["where"])
-    return Search(entry["id"], entry["time"], *query, hits, opened, right, wrong)
+    return Search(entry["id"], entry["time"], *query, hits, opened, right, wrong, entry.get("against"))
+
+
+def _log_files(folder: Path) -> list[Path]:
+    """Return the files of a log, oldest first; raise an `InputError` if there is none."""
+    files = _files(folder)
+    if not files:
+        raise InputError(f"{folder}: no log of searches; `lookalike serve --query-log {folder}` writes one")
+    return files
 
 
 def _files(folder: Path) -> list[Path]:
@@ -320,6 +402,10 @@ def _parse(line: bytes) -> dict[str, Any]:
     for item, score, probability in entry["hits"]:
         _check(type(item) is int and isinstance(score, float | int))
         _check(isinstance(probability, float | int | None))
+    if "against" in entry:
+        mixed = entry["against"] = Against(**entry["against"])
+        _check(all(isinstance(name, str) for name in (mixed.gallery, mixed.model)))
+        _check(all(type(item) is int for item in (*mixed.first, *mixed.second)))
     if entry["vector"] is not None:
         vector = np.frombuffer(base64.b64decode(entry["vector"], validate=True), "<f2")
         _check(bool(np.isfinite(vector).all() and vector.any()))

@@ -99,11 +99,12 @@ async def search(
 
     def answer_to(query: SearchRequest) -> Response:
         id = query_id_of(request, service, query.query_id)
-        new = None if query.query_id else id  # else it was recorded before
+        again = query.query_id is not None
         if query.galleries:
+            new = None if again else id
             answer = _search_together(_named(query.galleries, together), query, new)
         else:
-            answer = search_answer(service, query, query.fingerprint, new)
+            answer = search_answer(service, query, query.fingerprint, id, again=again)
         answer.query_id = id
         return encode(answer, service.telemetry)
 
@@ -190,8 +191,8 @@ async def search_batch(
                 hits.pointer = "#/queries" if batch.together else f"#/queries/{number}{own}"
         if batch.together and isinstance(answer.found[0], InputError):
             raise answer.found[0]
-        both = zip(answer.found, given, strict=True)
-        results = [_batch_result(hits, chosen, request, answer.summary, id) for hits, id in both]
+        each = zip(answer.found, answer.interleaved, given, strict=True)
+        results = [_batch_result(*one, chosen, request, answer.summary) for one in each]
         found = answers.BatchAnswer(results=results, fingerprint=answer.summary.fingerprint)
         return encode(found, service.telemetry, exclude_unset=True)
 
@@ -373,11 +374,13 @@ def search_answer(
     query: SearchRequest | ByIdRequest,
     fingerprint: str | None,
     id: str | None = None,
+    *,
+    again: bool = False,
 ) -> answers.SearchAnswer:
-    """Search, and record it under an id if there is one; errors as for `SearchService.find`."""
+    """Search, and record it under an id if there is one, unless it is; errors as for `SearchService.find`."""
     options, ids = query.options(), None if id is None else [id]
     with pointing(query.place):
-        answer = service.find([query.query()], options, fingerprint=fingerprint, ids=ids)
+        answer = service.find([query.query()], options, fingerprint=fingerprint, ids=ids, again=again)
     (hits,) = answer.found
     if isinstance(hits, InputError):
         with pointing(query.place):
@@ -387,6 +390,7 @@ def search_answer(
         hits=[_hit(hit, summary) for hit in hits],
         nothing_like_it=options.is_nothing_like_it(hits),
         fingerprint=summary.fingerprint,
+        interleaved=answer.interleaved[0],
     )
 
 
@@ -454,15 +458,16 @@ def _hit(hit: Hit, summary: GallerySummary, gallery: str | None = None) -> answe
 
 def _batch_result(
     hits: Hits | InputError,
+    interleaved: bool,
+    id: str | None,
     options: SearchOptions,
     request: Request,
     summary: GallerySummary,
-    id: str | None,
 ) -> answers.BatchResult:
     if isinstance(hits, InputError):
         return answers.BatchResult(problem=problem_details(hits, request))
-    shown = [_hit(hit, summary) for hit in hits]
-    return answers.BatchResult(hits=shown, nothing_like_it=options.is_nothing_like_it(hits), query_id=id)
+    shown, nothing = [_hit(hit, summary) for hit in hits], options.is_nothing_like_it(hits)
+    return answers.BatchResult(hits=shown, nothing_like_it=nothing, interleaved=interleaved, query_id=id)
 
 
 def vector_values(vector: np.ndarray | InputError) -> list[float]:

@@ -25,7 +25,7 @@ from retrieval.search.calibration import Calibration
 from retrieval.search.detector import Detector
 from retrieval.search.lru_cache import LRUCache
 from retrieval.search.options import SearchOptions
-from retrieval.storage.query_log import LOGGED, LoggedSearch, Outcome, QueryLog
+from retrieval.storage.query_log import LOGGED, Against, LoggedSearch, Outcome, QueryLog
 from serve.addresses import API, api_of
 from serve.core.collections import Collections
 from serve.core.errors import (
@@ -36,6 +36,7 @@ from serve.core.errors import (
     UnknownItemError,
     UrlsNotAllowedError,
 )
+from serve.core.interleaving import Rival
 from serve.core.live import LiveGallery, LiveState
 from serve.core.originals import Original, find_original
 from serve.core.permissions import Permissions
@@ -72,10 +73,12 @@ class QueryResults:
     Attributes:
         found: Hits of each query, best first, or the error in it.
         summary: Summary of the gallery that was searched.
+        interleaved: Whether the hits of each query are mixed with those of a second gallery.
     """
 
     found: list[Hits | InputError]
     summary: GallerySummary
+    interleaved: list[bool]
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,7 @@ class GalleryDescription:
         urls: Whether the server fetches query images by URL.
         sharing: Hours for which shared pictures are kept; 0 if visitors cannot share them.
         recorded: Whether searches are recorded.
+        interleaved: Whether the hits of a second gallery are mixed into those of recorded searches.
         indexing: How far the server is in indexing the folder that it follows; None if it is not indexing.
     """
 
@@ -142,6 +146,7 @@ class GalleryDescription:
     urls: bool
     sharing: int
     recorded: bool
+    interleaved: bool
     indexing: Stage | None
 
 
@@ -222,6 +227,7 @@ class SearchService:
         self.permissions = permissions or Permissions()
         self.show = show
         self._query_log = query_log
+        self._rival: Rival | None = None
         self.telemetry = telemetry or Telemetry()
         # Each request runs on one core: concurrent requests on all cores would slow each other down.
         self.runtime = replace(runtime or Runtime(), threads=1)
@@ -263,6 +269,19 @@ class SearchService:
     def records(self) -> bool:
         """Whether searches are recorded."""
         return self._query_log is not None
+
+    @property
+    def interleaves(self) -> bool:
+        """Whether hits of a second gallery are mixed into those of recorded searches."""
+        return self._rival is not None
+
+    def interleave(self, other: SearchService) -> None:
+        """Mix the hits of another gallery into those of recorded searches, to compare the two.
+
+        Raises:
+            InputError: They cannot be compared; see `Rival`.
+        """
+        self._rival = Rival(self.gallery, other)
 
     @property
     def log_folder(self) -> Path:
@@ -334,6 +353,7 @@ class SearchService:
         *,
         fingerprint: str | None = None,
         ids: Sequence[str] | None = None,
+        again: bool = False,
     ) -> QueryResults:
         """Search with several queries at once. Items in a query are left out of its results.
 
@@ -341,7 +361,9 @@ class SearchService:
             queries: The queries.
             options: Options of the search, for all queries.
             fingerprint: Model of the vectors among the queries; another one than the gallery's is refused.
-            ids: Ids under which the queries are recorded; None records nothing.
+            ids: Ids under which the queries are recorded; None records nothing, and mixes in no hits of a
+                second gallery.
+            again: Whether they are recorded already.
 
         Raises:
             ModelMismatchError: The fingerprint is not that of the gallery's model.
@@ -358,12 +380,17 @@ class SearchService:
             resolved = self._resolver.resolve(state, queries)
             with self.telemetry.stage("search"):
                 found = _search(state.gallery, resolved, options)
-            if ids is not None:
-                self._record(
-                    state.gallery,
-                    [_logged(*one, asked) for one in zip(ids, queries, resolved, found, strict=True)],
-                )
-            return QueryResults(found, self._summary(state))
+            shown, mixed = [*found], list[Against | None]([None] * len(found))
+            for number, id in enumerate(ids or ()):
+                one, hits = resolved[number], found[number]
+                if self._rival and not isinstance(one, InputError) and not isinstance(hits, InputError):
+                    shown[number], mixed[number] = self._rival.interleave(
+                        state.gallery, queries[number], one, hits, options, id
+                    )
+            if ids is not None and not again:
+                each = zip(ids, queries, resolved, found, mixed, strict=True)
+                self._record(state.gallery, [_logged(*one, asked) for one in each])
+            return QueryResults(shown, self._summary(state), [one is not None for one in mixed])
 
         return self._live.with_state(search)
 
@@ -642,6 +669,7 @@ class SearchService:
             urls=self.permissions.urls and state.embedder is not None,
             sharing=self.permissions.sharing,
             recorded=self.records,
+            interleaved=self.interleaves,
             indexing=self.indexing,
         )
 
@@ -654,6 +682,7 @@ def open_services(
     show: Sequence[str] = (),
     query_log: Path | None = None,
     detector: Path | None = None,
+    against: Path | None = None,
 ) -> list[SearchService]:
     """Open the galleries of a server, which share one telemetry.
 
@@ -665,15 +694,17 @@ def open_services(
         show: Metadata columns that the page shows with each image.
         query_log: Folder of the log of their searches; None for no log.
         detector: ONNX model that finds objects in a picture; `None` for tiles.
+        against: Gallery folder whose hits are mixed into those of the only gallery.
 
     Raises:
-        InputError: A folder is not a gallery, the log cannot be written, or the detector cannot be used.
+        InputError: A folder is not a gallery, the log cannot be written, the detector cannot be used, or the
+            galleries cannot be compared.
         LookalikeError: A gallery's model is damaged or does not match its vectors.
     """
     telemetry = Telemetry()
     log = None if query_log is None else QueryLog(query_log)
     finder = None if detector is None else Detector(detector, replace(runtime, threads=1))
-    return [
+    services = [
         SearchService(
             folder,
             name=name,
@@ -688,6 +719,10 @@ def open_services(
         )
         for number, (name, folder) in enumerate(folders.items())
     ]
+    if against is not None:
+        other = SearchService(against, runtime=runtime, telemetry=telemetry, max_pixels=max_pixels)
+        services[0].interleave(other)
+    return services
 
 
 def _search(
@@ -710,6 +745,7 @@ def _logged(
     query: AnyQuery,
     resolved: ResolvedQuery | InputError,
     hits: Hits | InputError,
+    against: Against | None,
     options: SearchOptions,
 ) -> LoggedSearch | None:
     """Return a search to log; None if it was refused."""
@@ -717,7 +753,7 @@ def _logged(
         return None
     left_out = [*resolved.items, *(one for one in options.exclude if isinstance(one, int))]
     found = [(hit.id, hit.score, hit.probability) for hit in hits[:LOGGED]]
-    return LoggedSearch(id, kind_of(query), resolved.vector, left_out, options.where, found)
+    return LoggedSearch(id, kind_of(query), resolved.vector, left_out, options.where, found, against)
 
 
 def _cut(vector: np.ndarray, dimensions: int | None) -> np.ndarray:

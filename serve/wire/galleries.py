@@ -74,6 +74,9 @@ class GalleryAnswer(BaseModel):
     recorded: bool = Field(
         description="Whether searches are recorded: vectors, filters, hits and what is opened; no pictures."
     )
+    interleaved: bool = Field(
+        description="Whether hits of a second gallery are mixed into those of recorded searches."
+    )
     indexing: Indexing | None = Field(
         description="How far the server is in indexing a folder that it follows; null if it is not indexing."
     )

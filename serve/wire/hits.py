@@ -68,6 +68,14 @@ _RECORDED: Any = Field(
 )
 
 
+_INTERLEAVED: Any = Field(
+    False,
+    exclude_if=lambda mixed: not mixed,
+    description="Whether hits of a second gallery are mixed in, to compare the two: then scores, which are "
+    "those of this gallery, do not fall from hit to hit. Show none, so that visitors judge the images.",
+)
+
+
 class PartHit(Hit):
     """A found image with its score, and the part of the query that it looks like."""
 
@@ -96,6 +104,7 @@ class SearchAnswer(BaseModel):
     hits: list[Hit]
     nothing_like_it: bool = Field(description="Whether no hit reaches `min_probability`.")
     fingerprint: Fingerprint
+    interleaved: bool = _INTERLEAVED
     query_id: str | None = _RECORDED
 
 
@@ -107,6 +116,7 @@ class BatchResult(BaseModel):
         default=None, description="Whether no hit reaches `min_probability`."
     )
     problem: ProblemDetails | None = None
+    interleaved: bool = _INTERLEAVED
     query_id: str | None = _RECORDED
 
 

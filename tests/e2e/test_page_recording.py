@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +13,18 @@ from playwright.sync_api import Browser, Page, expect
 
 from retrieval import Gallery
 from retrieval.evaluation.coverage import measure_coverage
-from retrieval.storage.query_log import LoggedSearch, QueryLog, Search, new_id, read_searches
-from tests.conftest import wait_until
+from retrieval.evaluation.preference import measure_preference
+from retrieval.storage.query_log import (
+    LoggedSearch,
+    QueryLog,
+    Search,
+    new_id,
+    read_mixed_searches,
+    read_searches,
+)
+from tests.conftest import draw, lookalike_here, wait_until
 from tests.e2e.accessibility import violations
-from tests.e2e.page_driver import in_a_tab, search_with
+from tests.e2e.page_driver import in_a_tab, opened, search_with, upload
 from tests.serve.serving import SERVE, Server, serving
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -108,6 +117,42 @@ def test_keeper_sees_what_is_missing(browser: Browser, gallery: Gallery, log: Pa
         page.reload(wait_until="domcontentloaded")
         expect(section).to_contain_text("Certain to be missing")  # kept by the server
         assert page.broken == page.foreign == []  # type: ignore[attr-defined]
+
+
+def test_hits_of_two_galleries_show_no_numbers(
+    browser: Browser, gallery: Gallery, second_model_file: Path, log: Path, tmp_path: Path
+) -> None:
+    """A picture of the visitor is searched with in both; what is opened counts for the one that found it."""
+    copy = shutil.copytree(gallery.folder, tmp_path / "second.gallery")
+    lookalike_here("index", "rebuild", str(copy), "--model", str(second_model_file), "--force")
+    second = Gallery(copy)
+    picture = tmp_path / "query.png"
+    draw(77).save(picture)
+    words = [*SERVE, str(gallery.folder), "--query-log", str(log), "--against", str(second.folder)]
+    models = gallery.fingerprint, second.fingerprint
+    with serving(words, tmp_path / "scratch", forked=True) as server, in_a_tab(browser, server) as page:
+        opened(page, server)
+        upload(page, picture)
+        hits = page.get_by_test_id("hit")
+        expect(hits.nth(3)).to_be_visible()
+        assert recorded(gallery, log)[0].kind == "image"
+        against = recorded(gallery, log)[0].against
+        assert against is not None
+        assert against.model == second.fingerprint
+        assert {*against.first, *against.second} <= {hit(page, place) for place in range(hits.count())}
+        status = page.get_by_test_id("status")
+        expect(status).to_have_text(re.compile(r"^24 results · [\d.]+ s$"))
+        page.get_by_test_id("recorded").locator("summary").click()
+        expect(page.get_by_test_id("recorded")).to_contain_text("results of two models are mixed")
+        assert {*page.locator("#results [data-part=score]").all_inner_texts()} == {""}
+        chosen = against.second[0]
+        page.locator(f"#results [data-item='{chosen}'] [data-act=open]").first.click()
+        expect(page.locator("dialog [data-part=rank]")).to_have_text(re.compile(r"^\d+\. result$"))
+        assert violations(page) == []
+        wait_until(lambda: read_mixed_searches(log, gallery.folder.name, models).chosen)
+        assert page.broken == page.foreign == []  # type: ignore[attr-defined]
+    found = measure_preference(gallery, second, log)
+    assert (found.searches, found.first, found.second) == (1, 0, 1)
 
 
 def test_visitors_do_not_see_the_searches_of_others(browser: Browser, recording: Server) -> None:

@@ -107,7 +107,7 @@ class Dialog {
   /** Show the place of the image among the hits, which may come after the dialog, and what can be done with a query. */
   #place(renewed = false) {
     const box = this.#box, {like} = address.state, hit = this.#hit();
-    const place = hit ? `${hit.place}. result · ${likeness(hit.item)}` : '';
+    const place = hit ? [`${hit.place}. result`, likeness(hit.item)].filter(Boolean).join(' · ') : '';
     if (!renewed && place === part(box, 'rank').textContent) return;
     part(box, 'rank').textContent = place;
     this.#heatmap?.reset(hit ? like[0] : null);

@@ -81,8 +81,8 @@ export class Results {
     card.dataset.rank = rank;
     if (mark) part(card, 'mark').className = mark;
     if (viewsOf(hit)) part(card, 'score').dataset.views = viewsOf(hit);
-    part(card, 'score').textContent = hit.probability === null ? decimals(hit.score) : percent(hit.probability);
-    part(card, 'open').title = [fileName(hit.key), likeness(hit), ...Object.entries(hit.metadata).map(([name, value]) => `${name}: ${value}`)].join('\n');
+    if (hit.score !== null) part(card, 'score').textContent = hit.probability === null ? decimals(hit.score) : percent(hit.probability);
+    part(card, 'open').title = [fileName(hit.key), likeness(hit), ...Object.entries(hit.metadata).map(([name, value]) => `${name}: ${value}`)].filter(Boolean).join('\n');
     return card;
   }
 }
@@ -91,8 +91,8 @@ const COMPARED = {same: ' · same label', other: ' · other label', '': ''};
 
 const title = item => item.label ?? fileName(item.key);
 
-/** Return how alike a hit is, in words. Only a calibrated gallery has probabilities: a cosine is none. */
-export const likeness = ({score, probability}) => `similarity ${score.toFixed(4)}`
+/** Return how alike a hit is, in words; nothing for one of two galleries. Only a calibrated gallery has probabilities: a cosine is none. */
+export const likeness = ({score, probability}) => score === null ? '' : `similarity ${score.toFixed(4)}`
   + (probability === null ? '' : `, ${bandName(probability)}: shows the same with a probability of ${percent(probability)}`);
 
 /** Return a similarity with two decimals; 1.00 is that of the same image only. */
@@ -103,7 +103,7 @@ export const percent = value => `${(100 * value).toFixed(0)} %`;
 
 /** Return what to say of the numbers on the cards: from the lowest to the highest, as they are rounded there; nothing for a single card. */
 export function range(hits) {
-  if (hits.length < 2) return [];
+  if (hits.length < 2 || hits[0].score === null) return [];
   const calibrated = hits.every(hit => hit.probability !== null), values = hits.map(hit => calibrated ? hit.probability : hit.score);
   const [low, high] = [Math.min(...values), Math.max(...values)].map(calibrated ? percent : decimals);
   const between = low === high ? low : `${calibrated ? low.replace(/ %$/, '') : low} to ${high}`;

@@ -2,9 +2,9 @@
 
 import {asks} from './address.js';
 import {decoded} from './link.js';
-import {chosen, OPTIONS} from './options.js';
+import {chosen, GALLERY, OPTIONS} from './options.js';
 import * as pictures from './pictures.js';
-import {embedded, forget} from './vectors.js';
+import {embedded, encoded, forget} from './vectors.js';
 
 export const FIRST = 48;  // results of a new search
 export const MOST = 1000;  // of the API
@@ -43,6 +43,7 @@ export class Searcher {
     try {
       const answer = await this.#api.post('/search', body, {signal});
       this.#remember(asked, answer);
+      if (answer.interleaved) for (const hit of answer.hits) Object.assign(hit, {score: null, probability: null});  // the images are judged, not the numbers
       const complete = answer.hits.length < wanted || wanted === MOST;
       const limits = OPTIONS.filter(one => one.isNumber && one.name in body);
       if (answer.hits.length || !limits.length) return {...answer, complete};
@@ -78,6 +79,8 @@ export class Searcher {
   async #view(view, {signal, progress}) {
     const region = view.region ? {region: view.region} : {};
     if (view.item !== undefined) return {id: view.item, ...region};
+    const image = GALLERY?.interleaved ? await encoded(view, this.#api) : null;  // a vector is of one model
+    if (image) return {image};
     if (view.vector && !await pictures.ofView(view, this.#api).catch(() => null)) {
       return {vector: decoded(view.vector, this.#model)};
     }

@@ -28,6 +28,15 @@ async function embeddedThere(picture, {region}, api, options) {
   return {vector, fingerprint};
 }
 
+/** Return a picture as both galleries of a comparison take it, as Base64; null if it is no longer there. */
+export async function encoded(view, api) {
+  const picture = await pictures.ofView(view, api).catch(() => null);
+  if (!picture) return null;
+  const file = await pictures.shrink(picture, view.region), reader = new FileReader();
+  await new Promise((resolve, reject) => Object.assign(reader, {onload: resolve, onerror: reject}).readAsDataURL(file));
+  return String(reader.result).split(',')[1];
+}
+
 /** Forget all vectors: the gallery has another model. */
 export function forget() {
   sent.clear();
