@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
@@ -17,20 +17,19 @@ from retrieval.search.where import parse_condition
 from retrieval.storage.conditions import Condition, Joined, Not
 from retrieval.storage.query_log import Against
 from retrieval.text import printable
-from serve.core.errors import UnknownItemError
+from serve.core.live import LiveGallery, LiveState
 from serve.core.queries import (
     AnyQuery,
     ComposedQuery,
+    QueryResolver,
     RegionQuery,
     ResolvedQuery,
     SingleQuery,
     TextQuery,
     find_item,
+    has_text,
     item_id,
 )
-
-if TYPE_CHECKING:
-    from serve.core.service import SearchService
 
 SAMPLE = 200  # images that both galleries must have
 _log = logging.getLogger("lookalike.serve")
@@ -49,17 +48,18 @@ class Rival:
 
     Args:
         gallery: The first gallery.
-        service: The second gallery.
+        live: The second gallery.
+        resolver: What embeds the queries to it.
 
     Raises:
         InputError: The second gallery has other images or other products, or one of them has no model.
     """
 
-    def __init__(self, gallery: SearchableGallery, service: SearchService) -> None:
-        other = service.gallery
-        name = f"--against {service.folder}"
+    def __init__(self, gallery: SearchableGallery, live: LiveGallery, resolver: QueryResolver) -> None:
+        other = live.state().gallery
+        name = f"--against {other.folder}"
         if not (gallery.manifest.has_model and other.manifest.has_model):
-            without = service.folder if gallery.manifest.has_model else gallery.folder
+            without = other.folder if gallery.manifest.has_model else gallery.folder
             raise InputError(f"{name}: {without} has imported vectors and no model, so it cannot be compared")
         if gallery.manifest.product != other.manifest.product:
             raise InputError(
@@ -73,12 +73,8 @@ class Rival:
                 f"{name}: it has {there} of {len(keys)} images of {gallery.folder}; compare galleries of the "
                 "same images, such as one built from the same folder with --model"
             )
-        self._service = service
-
-    @property
-    def name(self) -> str:
-        """Name of the gallery in the log."""
-        return self._service.folder.resolve().name
+        self._live, self._resolver = live, resolver
+        self._name = Path(other.folder).resolve().name
 
     def interleave(
         self,
@@ -106,64 +102,67 @@ class Rival:
         """
         try:
             _check(options)
-            theirs, model = self._hits(gallery, query, options)
+            theirs, model = self._live.with_state(lambda state: self._hits(state, gallery, query, options))
             names, known = [*map(_name, theirs)], {_name(hit): hit for hit in hits}
             missing = [name for name in names if name not in known]
             known |= {_name(hit): hit for hit in _find_named(gallery, resolved, missing, options)}
         except NotComparableError:
             return hits, None
         except LookalikeError as error:  # visitors get what they would have without a comparison
-            _log.warning("%s: not compared: %s", self.name, printable(str(error)))
+            _log.warning("%s: not compared: %s", self._name, printable(str(error)))
             return hits, None
         ours = [_name(hit) for hit in hits]
         draft: Draft[Name] = team_draft(ours, [name for name in names if name in known], options.k, seed)
         teams = [
             [known[name].id for name in draft.order if name in team] for team in (draft.first, draft.second)
         ]
-        return Hits([known[name] for name in draft.order]), Against(self.name, model, *teams)
+        return Hits([known[name] for name in draft.order]), Against(self._name, model, *teams)
 
     def _hits(
-        self, gallery: SearchableGallery, query: AnyQuery, options: SearchOptions
+        self, state: LiveState, gallery: SearchableGallery, query: AnyQuery, options: SearchOptions
     ) -> tuple[list[Hit], str]:
         """Return the hits of the second gallery, and the fingerprint of its model."""
-        names = [name for name in options.exclude if isinstance(name, str)]
-        names += [
-            item.key for item in gallery.items([n for n in options.exclude if isinstance(n, int)]).values()
-        ]
-        there = self._service.gallery
-        excluded = there.select(where=_one_of("key", names)) if names else []
-        found = self._service.find([self._translated(gallery, query)], replace(options, exclude=excluded))
-        (hits,) = found.found
-        if isinstance(hits, InputError):
+        if has_text(query) and not (state.embedder and state.embedder.has_text):
             raise NotComparableError
-        return [*hits], found.summary.fingerprint
+        ids = [name for name in options.exclude if isinstance(name, int)]
+        names = [name for name in options.exclude if isinstance(name, str)]
+        names += [item.key for item in gallery.items(ids).values()]
+        excluded = state.gallery.select(where=_one_of("key", names)) if names else []
+        (resolved,) = self._resolver.resolve(state, [_translated(gallery, state.gallery, query)])
+        if isinstance(resolved, InputError):
+            raise NotComparableError
+        hits = _find(state.gallery, resolved, replace(options, exclude=excluded))
+        return [*hits], state.gallery.fingerprint
 
-    def _translated(self, gallery: SearchableGallery, query: AnyQuery) -> AnyQuery:
-        """Return a query to the second gallery."""
-        if isinstance(query, ComposedQuery):
-            views, without = (
-                [self._single(gallery, one) for one in some] for some in (query.views, query.without)
-            )
-            return ComposedQuery(views, without)
-        return self._single(gallery, query)
 
-    def _single(self, gallery: SearchableGallery, query: SingleQuery) -> SingleQuery:
+def _translated(first: SearchableGallery, second: SearchableGallery, query: AnyQuery) -> AnyQuery:
+    """Return a query to the second gallery."""
+
+    def item(name: int | str) -> int:
+        key = find_item(first, item_id(first, name)).key
+        found = second.select(where=_one_of("key", [key]))
+        if not found:
+            raise NotComparableError
+        return found[0]
+
+    def single(query: SingleQuery) -> SingleQuery:
         if isinstance(query, np.ndarray):
             raise NotComparableError
         if isinstance(query, bytes | TextQuery):
             return query
         if isinstance(query, RegionQuery):
-            image = query.image
-            return query if isinstance(image, bytes) else replace(query, image=self._item(gallery, image))
-        return self._item(gallery, query)
+            return query if isinstance(query.image, bytes) else replace(query, image=item(query.image))
+        return item(query)
 
-    def _item(self, gallery: SearchableGallery, name: int | str) -> int:
-        """Return the id in the second gallery of an item of the first."""
-        key = find_item(gallery, item_id(gallery, name)).key
-        try:
-            return self._service.item(key).id
-        except UnknownItemError:
-            raise NotComparableError from None
+    if isinstance(query, ComposedQuery):
+        return ComposedQuery([*map(single, query.views)], [*map(single, query.without)])
+    return single(query)
+
+
+def _find(gallery: SearchableGallery, query: ResolvedQuery, options: SearchOptions) -> Hits:
+    vectors = query.vector[None] if query.views is None else query.views
+    (found,) = gallery.find([vectors], options, [query.items])
+    return found
 
 
 def _check(options: SearchOptions) -> None:
@@ -201,9 +200,7 @@ def _find_named(
     where = " or ".join(tests)
     if options.where:
         where = f"({options.where}) and ({where})"
-    vectors = resolved.vector[None] if resolved.views is None else resolved.views
-    (found,) = gallery.find([vectors], replace(options, where=where, k=len(names)), [resolved.items])
-    return [*found]
+    return [*_find(gallery, resolved, replace(options, where=where, k=len(names)))]
 
 
 def _one_of(column: str, values: list[str] | list[object]) -> str:

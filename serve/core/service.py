@@ -231,6 +231,7 @@ class SearchService:
         self.telemetry = telemetry or Telemetry()
         # Each request runs on one core: concurrent requests on all cores would slow each other down.
         self.runtime = replace(runtime or Runtime(), threads=1)
+        self._batching = batching
         self._live = LiveGallery(folder, self.telemetry, self.runtime, batching)
         self._resolver = QueryResolver(self.telemetry, max_pixels, detector)
         self._collections = Collections(self.folder)
@@ -275,13 +276,16 @@ class SearchService:
         """Whether hits of a second gallery are mixed into those of recorded searches."""
         return self._rival is not None
 
-    def interleave(self, other: SearchService) -> None:
+    def interleave(self, folder: Path) -> None:
         """Mix the hits of another gallery into those of recorded searches, to compare the two.
 
         Raises:
-            InputError: They cannot be compared; see `Rival`.
+            InputError: The folder is not a gallery, or the two cannot be compared; see `Rival`.
+            LookalikeError: Its model is damaged or does not match the stored vectors.
         """
-        self._rival = Rival(self.gallery, other)
+        self._rival = Rival(
+            self.gallery, LiveGallery(folder, self.telemetry, self.runtime, self._batching), self._resolver
+        )
 
     @property
     def log_folder(self) -> Path:
@@ -720,8 +724,7 @@ def open_services(
         for number, (name, folder) in enumerate(folders.items())
     ]
     if against is not None:
-        other = SearchService(against, runtime=runtime, telemetry=telemetry, max_pixels=max_pixels)
-        services[0].interleave(other)
+        services[0].interleave(against)
     return services
 
 

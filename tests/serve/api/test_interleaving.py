@@ -42,7 +42,7 @@ def galleries(
 def url(galleries: tuple[Path, Path], tmp_path: Path) -> Iterator[str]:
     first, second = galleries
     service = SearchService(first, query_log=QueryLog(tmp_path / "log"))
-    service.interleave(SearchService(second))
+    service.interleave(second)
     with answering(create_app(service, page=False)) as url:
         yield url
 
@@ -162,7 +162,7 @@ def test_second_gallery_that_fails_takes_nothing_with_it(
     """Visitors get the hits of the first gallery, and the log of the server says why."""
     second = shutil.copytree(galleries[1], tmp_path / "second.gallery")
     service = SearchService(galleries[0], query_log=QueryLog(tmp_path / "log"))
-    service.interleave(SearchService(second))
+    service.interleave(second)
     with answering(create_app(service, page=False)) as url, Client(url) as client:
         assert client.search(id=3, k=5).interleaved
         shutil.rmtree(second)
@@ -185,7 +185,7 @@ def test_products_are_mixed_whole(
         words = [str(tmp_path / name), "--metadata", str(table), "--root", str(shop), "--model", str(model)]
         lookalike_here("index", "build", *words, "--product", "sku")
     service = SearchService(tmp_path / "a", query_log=QueryLog(tmp_path / "log"))
-    service.interleave(SearchService(tmp_path / "b"))
+    service.interleave(tmp_path / "b")
     image = png(505)
     with answering(create_app(service, page=False)) as url, Client(url) as client:
         found = client.search(image, k=5)
@@ -204,7 +204,7 @@ def test_products_are_mixed_whole(
     words = ["--metadata", str(table), "--root", str(shop), "--model", str(model_file)]
     lookalike_here("index", "build", str(other), *words)
     with pytest.raises(Exception, match="its products are by no column"):
-        service.interleave(SearchService(other))
+        service.interleave(other)
 
 
 def test_command_says_whom_visitors_prefer(galleries: tuple[Path, Path], tmp_path: Path) -> None:
