@@ -295,6 +295,7 @@ def test_gallery_is_described(api: httpx.Client, gallery: Gallery) -> None:
         "indexing": None,
         "sharing": 0,
         "recorded": False,
+        "interleaved": False,
     }
 
 
