@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
@@ -71,7 +70,7 @@ async def list_decisions(
 )
 async def decision(n: DecisionNumber, service: Service) -> Response:
     """With its `ETag`, which changes when it is undone."""
-    return Response(_body(await asyncio.to_thread(decisions.read_decision, service, n)), media_type=JSON)
+    return Response(_body(await service.run(lambda: decisions.read_decision(service, n))), media_type=JSON)
 
 
 @router.post(

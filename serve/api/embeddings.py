@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import re
 from collections.abc import Sequence
@@ -75,7 +74,7 @@ async def embeddings(request: Request, service: Service, workers: RequestWorkers
 )
 async def list_models(service: Service) -> ModelsAnswer:
     """What the route for embeddings answers with: one model, or none if the vectors were imported."""
-    return ModelsAnswer(data=await asyncio.to_thread(_models, service))
+    return ModelsAnswer(data=await service.run(lambda: _models(service)))
 
 
 @router.get(
@@ -88,7 +87,7 @@ async def model(
     id: Annotated[str, Path(description="The fingerprint of a model.", max_length=1000)], service: Service
 ) -> Model:
     """The gallery has one at most."""
-    for found in await asyncio.to_thread(_models, service):
+    for found in await service.run(lambda: _models(service)):
         if found.id == id:
             return found
     raise UnknownModelError("the gallery has another model, or none: the list of models has its id")

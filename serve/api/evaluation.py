@@ -57,7 +57,7 @@ async def evaluation(service: Service) -> EvaluationAnswer:
 )
 async def evaluation_reports(service: Service) -> ReportsAnswer:
     """Their names and titles, and whether the gallery has been evaluated since it changed."""
-    return await asyncio.to_thread(_reports, service)
+    return await service.run(lambda: _reports(service))
 
 
 @router.get(
@@ -79,7 +79,7 @@ async def evaluation_classes(service: Service, asked: Annotated[ClassesParameter
 )
 async def evaluation_queries(service: Service, asked: Annotated[QueriesParameters, Query()]) -> QueriesAnswer:
     """The wrong ones first."""
-    return await asyncio.to_thread(_queries, service, asked)
+    return await service.run(lambda: _queries(service, asked))
 
 
 def _reports(service: SearchService) -> ReportsAnswer:

@@ -5,7 +5,6 @@ An item is an image of the gallery.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Annotated, Any
@@ -153,7 +152,7 @@ async def item_by_key(
 ) -> Response:
     """The same image as by its id."""
     with pointing("#/key"):
-        return await asyncio.to_thread(_item, service, key)
+        return await service.run(lambda: _item(service, key))
 
 
 @router.get(
@@ -164,7 +163,7 @@ async def item_by_key(
 )
 async def item(id: ItemId, service: Service) -> Response:
     """Key, label and metadata of the image."""
-    return await asyncio.to_thread(_item, service, id)
+    return await service.run(lambda: _item(service, id))
 
 
 @router.get(
@@ -185,7 +184,7 @@ async def thumbnail(
 ) -> Response:
     """At most 512 pixels a side, re-encoded without metadata."""
     # The version first: a picture that replaces this one in between is not kept under the new one's address.
-    current, found = await asyncio.to_thread(
+    current, found = await service.run(
         lambda: (service.version(id), service.cached_thumbnail(id, is_whole=whole))
     )
     if found is None:

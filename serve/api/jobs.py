@@ -230,7 +230,7 @@ async def start_job(request: Request, service: Service, jobs: GalleryJobs) -> Re
     otherwise it answers 503, `busy`. An evaluation is kept in the gallery as a report; until the
     gallery changes, another one returns the same report."""
     body = await read_body(request, JSON)
-    job = await asyncio.to_thread(lambda: start(service, jobs, body.values()))
+    job = await service.run(lambda: start(service, jobs, body.values()))
     headers = {"Location": f"{service.address}/jobs/{job.id}"}
     return Response(_answer(job).model_dump_json(), 202, headers, JSON)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Annotated, Any
 
 import numpy as np
@@ -259,7 +258,7 @@ async def embed(request: Request, service: Service, workers: RequestWorkers) -> 
 )
 async def gallery(service: Service) -> GalleryAnswer:
     """Size, columns, model and index of the gallery."""
-    found = await asyncio.to_thread(service.describe)
+    found = await service.run(service.describe)
     return GalleryAnswer(**(vars(found) | vars(found.summary)))
 
 
@@ -330,7 +329,7 @@ async def readyz(request: Request, services: AllServices) -> Response:
 )
 async def metrics(services: AllServices) -> Response:
     """Metrics of all processes and all galleries of the server."""
-    text = await asyncio.to_thread(_metrics_text, services)
+    text = await _metrics_text(services)
     return Response(text, media_type=MEDIA_TYPE, headers=_NO_STORE)
 
 
@@ -478,11 +477,11 @@ def vector_values(vector: np.ndarray | InputError) -> list[float]:
 
 
 async def _states(services: Sequence[SearchService], request: Request) -> dict[str, dict[str, Any]]:
-    """Return the public state of each gallery by name; one that does not answer delays no other."""
+    """Return the public state of each gallery by name; none waits long for a database."""
 
-    def state(service: SearchService) -> dict[str, Any]:
+    async def state(service: SearchService) -> dict[str, Any]:
         try:
-            found = service.check()
+            found = await service.soon(service.check)
         except StoreError as error:
             _log.error("%s: %s", service.name, error)
             return {"problem": problem_details(UnavailableError(UNREACHABLE), request)}
@@ -490,18 +489,23 @@ async def _states(services: Sequence[SearchService], request: Request) -> dict[s
             return {"problem": problem_details(error, request)}
         return {"images": found.images, "fingerprint": found.fingerprint}
 
-    states = await asyncio.gather(*(asyncio.to_thread(state, service) for service in services))
+    states = await asyncio.gather(*map(state, services))
     return dict(zip((service.name for service in services), states, strict=True))
 
 
-def _metrics_text(services: Sequence[SearchService]) -> bytes:
+async def _metrics_text(services: Sequence[SearchService]) -> bytes:
     telemetry = services[0].telemetry
-    for service in services:
+
+    async def update(service: SearchService) -> None:
         is_up = telemetry.gallery_up.labels(service.name)
-        is_up.set(0)
-        with suppress(UnavailableError, StoreError):  # the other metrics are still needed
-            found = service.describe()
-            is_up.set(1)
-            telemetry.gallery_images.labels(service.name).set(found.summary.images)
-            telemetry.gallery_unindexed.labels(service.name).set(found.unindexed)
-    return telemetry.text()
+        try:
+            found = await service.soon(service.describe)
+        except (UnavailableError, StoreError):  # the other metrics are still needed
+            is_up.set(0)
+            return
+        is_up.set(1)
+        telemetry.gallery_images.labels(service.name).set(found.summary.images)
+        telemetry.gallery_unindexed.labels(service.name).set(found.unindexed)
+
+    await asyncio.gather(*map(update, services))
+    return await asyncio.to_thread(telemetry.text)

@@ -55,7 +55,7 @@ class Feed:
         async with self._looking:
             if self._state is None or time.monotonic() >= self._next_look:
                 start = time.monotonic()
-                self._state = await asyncio.to_thread(self._look)
+                self._state = await self._service.run(self._look)
                 now = time.monotonic()
                 self._next_look = now + max(_SECONDS, (now - start) / _SHARE)
             return self._state

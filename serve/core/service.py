@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from PIL import Image
 
 from retrieval.analysis.heatmaps import Heatmaps, heatmaps_of_pixels
-from retrieval.errors import ConditionError, ImageError, InputError, pointing
+from retrieval.errors import ConditionError, ImageError, InputError, StoreError, pointing
+from retrieval.galleries.database_folder import is_store
 from retrieval.galleries.items import Hits, Item, View
 from retrieval.galleries.objects import Objects, refuse_options, search_objects
 from retrieval.galleries.searchable import SearchableGallery
@@ -62,6 +66,8 @@ from serve.limits import MAX_CONDITION
 T = TypeVar("T")
 MAX_REQUEST_PIXELS = 200_000_000
 _CACHED_THUMBNAILS = 512
+_OWN_THREADS = 4  # of a gallery in a database
+_PATIENCE = 2.0  # seconds that a gallery has to say how it is
 _SHORTER_SIDE = MAX_SIDE * 3 // 4  # of a photo's thumbnail
 _VERSION_DIGITS = 8  # of the SHA-256 of its bytes in the URL of a thumbnail
 
@@ -235,6 +241,11 @@ class SearchService:
         self._live = LiveGallery(folder, self.telemetry, self.runtime, batching)
         self._resolver = QueryResolver(self.telemetry, max_pixels, detector)
         self._collections = Collections(self.folder)
+        # A database that does not answer keeps these threads waiting, and not those of other galleries.
+        self._threads = (
+            ThreadPoolExecutor(_OWN_THREADS, thread_name_prefix="database") if is_store(folder) else None
+        )
+        self._asked = dict[str, asyncio.Future[Any]]()
         # The item is part of the key: a file that was replaced and indexed again is another item.
         self._thumbnails: LRUCache[tuple[int, Original], Thumbnail] = LRUCache(_CACHED_THUMBNAILS)
 
@@ -328,6 +339,28 @@ class SearchService:
         return found
 
     # ---- for the API
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Return the result of short work in a thread, for which no other gallery waits."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, copy_context().run, work)
+
+    async def soon(self, work: Callable[[], T]) -> T:
+        """Return the result of a method of this service, within two seconds.
+
+        Work that is still in progress from an earlier call is waited for and not started again.
+
+        Raises:
+            StoreError: It takes longer: the gallery's database does not answer.
+        """
+        asked = self._asked.get(work.__name__)
+        if asked is None or asked.done() or asked.get_loop() is not asyncio.get_running_loop():
+            asked = self._asked[work.__name__] = asyncio.ensure_future(self.run(work))
+        await asyncio.wait([asked], timeout=_PATIENCE)
+        if not asked.done():
+            raise StoreError(f"{self.folder}: the database has not answered within {_PATIENCE:g} seconds")
+        found: T = asked.result()
+        return found
 
     def read(self, work: Callable[[SearchableGallery], T]) -> tuple[T, GallerySummary]:
         """Return the result of reading one state of the gallery, and its summary.

@@ -106,7 +106,7 @@ def _add_page(
 
     @router.get(base)
     async def page(request: Request) -> Response:
-        found = await asyncio.to_thread(lambda: _packed(document.render(request)))
+        found = await service.run(lambda: _packed(document.render(request)))
         return _answer(request, *found, _HTML, _NO_CACHE)
 
     async def part(request: Request, draw: Callable[[], str]) -> Response:

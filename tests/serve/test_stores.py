@@ -236,9 +236,9 @@ def test_a_database_that_does_not_answer_keeps_no_other_gallery_waiting(
     ]
     first = built.server.process_id
     with ExitStack() as stack:
-        url = stack.enter_context(answering(create_app(*services, page=False)))
+        url = stack.enter_context(answering(create_app(*services)))
         client = stack.enter_context(httpx.Client(base_url=url, timeout=60))
-        threads = stack.enter_context(ThreadPoolExecutor(8))
+        threads = stack.enter_context(ThreadPoolExecutor(20))
 
         def ask(name: str) -> int:
             address = f"/v1/galleries/{name}/search"
@@ -251,13 +251,27 @@ def test_a_database_that_does_not_answer_keeps_no_other_gallery_waiting(
             os.kill(process, signal.SIGSTOP)
         try:
             asked = [threads.submit(ask, "b") for _ in range(8)]
+            for name in ("gallery", "items/1"):
+                asked += [threads.submit(client.get, f"/v1/galleries/b/{name}") for _ in range(6)]
             time.sleep(1)  # they have taken all threads that they get
             assert ask("a") == 200
+            for name in ("/", "/v1/gallery", "/v1/items/1", "/v1/models", "/v1/evaluation/reports"):
+                assert client.get(name).status_code == 200, name
+            ready, served = client.get("/readyz").json(), client.get("/v1/galleries").json()
+            metrics = client.get("/metrics").text
             assert not any(one.done() for one in asked), "each waits ten seconds for the database or longer"
+            assert ready["status"] == "degraded"
+            assert ready["galleries"]["a"]["images"] == 24
+            assert ready["galleries"]["b"]["problem"]["code"] == "gallery-unavailable"
+            assert [("problem" in one) for one in served["galleries"]] == [False, True]
+            assert 'lookalike_gallery_up{gallery="a"} 1.0' in metrics
+            assert 'lookalike_gallery_up{gallery="b"} 0.0' in metrics
         finally:
             for process in processes:
                 os.kill(process, signal.SIGCONT)
-        assert {one.result() for one in asked} <= {200, 503}
+        answers = [one.result() for one in asked]
+        assert {one if isinstance(one, int) else one.status_code for one in answers} <= {200, 404, 503}
+        assert client.get("/readyz").json()["status"] == "ready"
 
 
 def test_another_model_or_password_is_refused(
