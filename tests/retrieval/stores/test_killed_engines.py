@@ -205,7 +205,7 @@ def test_killed_in_a_statement_that_waits(
 def test_two_writers_at_the_same_keys(engine: Engine, address: str, database: Database) -> None:
     """Each item is one writer's as a whole, and what was acknowledged by either is there."""
     if database.name == "milvus":
-        pytest.skip("milvus-lite lacked acknowledged items after one of 11 kills")
+        pytest.skip("milvus-lite writes its log from several threads without a lock; docs/stores.md")
     create(engine, {"part": "number"})
     writers = [open_engine(parse_address(address)) for _ in range(2)]
     acknowledged, stopped = [0, 0], threading.Event()
