@@ -88,9 +88,10 @@ class State:
         own = self.vectors.get(key)
         return own is not None and own.shape == vector.shape and np.allclose(own, vector, atol=1e-5)
 
-    def equals(self, other: State) -> bool:
-        """Whether all items are the same in another state."""
-        same = self.items.keys() == other.items.keys() and self.calibrated == other.calibrated
+    def equals(self, other: State, *, calibration: bool = True) -> bool:
+        """Whether all items are the same in another state, and whether both have a calibration."""
+        same = not calibration or self.calibrated == other.calibrated
+        same = same and self.items.keys() == other.items.keys()
         return same and all(self.has(key, other) for key in self.items)
 
 
@@ -655,7 +656,7 @@ class Site:
         if sight and not sight.searches:
             raise BrokenPromiseError("the reader did not search")
         left = self._look(operation)
-        is_done = left is not None and left.equals(course.after)
+        is_done = left is not None and left.equals(course.after, calibration=not operation.calibrates)
         # One that goes on, or has said that it left images out, has an exit code of its own.
         if code != 3 and not (accident in ("full", "broken") and "--watch" in operation.words):
             self._judge(course, left, is_done, sight)
@@ -693,7 +694,7 @@ class Site:
         if code not in (0, operation.code) and not (is_done and code in (1, 2)):
             raise BrokenPromiseError(f"run again, exit code {code}:\n{self.log.read_text()}")
         left = self._look(operation)
-        if left is None or not left.equals(course.after):
+        if left is None or not left.equals(course.after, calibration=not operation.calibrates):
             raise BrokenPromiseError("run again, it leaves another state")
         self._verify(operation)
         if others := _names(self.work) ^ course.names:

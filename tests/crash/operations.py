@@ -19,6 +19,7 @@ from tests.serve.model import write_model
 GALLERY = "g"
 _SIGNAL = 6  # dimensions
 _BRIDGE = ("--bridge", "100", "--batch-size", "8")
+_NOTHING_MORE = ("--minutes", "0")  # than was tried before
 _QUICK = ("--set", "steps=5", "--set", "folds=2", "--set", "powers=[0.5]")
 
 
@@ -36,6 +37,7 @@ class Operation:
         descriptors: Files that it may have open at once; 0 for as many as the system allows.
         commit_items: Images that a bridge commits at once; 0 for as many as usual.
         vanishing: Folder that is deleted after the command has listed its files.
+        calibrates: Whether a calibration follows the change, as a change of its own.
         code: Its exit code without an accident.
     """
 
@@ -48,6 +50,7 @@ class Operation:
     descriptors: int = 0
     commit_items: int = 0
     vanishing: str = ""
+    calibrates: bool = False
     code: int = 0
 
 
@@ -135,6 +138,17 @@ def _uneven() -> None:
     vectors = random.standard_normal((40, DIM))[classes] + 0.9 * random.standard_normal((len(classes), DIM))
     vectors[:, :4] += 6 * random.standard_normal((len(classes), 4))
     _fill(vectors, classes)
+
+
+def _tried() -> None:
+    """A gallery for which `improve` has tried a little, which it need not try again."""
+    _vectors()
+    lookalike_here("improve", GALLERY, "--minutes", "0.02")
+
+
+def _improved() -> None:
+    _tried()
+    lookalike_here("improve", GALLERY, *_NOTHING_MORE, "--apply")
 
 
 def _taught() -> None:
@@ -238,6 +252,8 @@ OPERATIONS = {
     ),
     "check undo": Operation(("check", "undo", GALLERY, "1"), _decided, whole=False),
     "calibrate": Operation(("calibrate", GALLERY), _vectors),
+    "improve --apply": Operation(("improve", GALLERY, *_NOTHING_MORE, "--apply"), _tried, calibrates=True),
+    "improve --undo": Operation(("improve", GALLERY, "--undo"), _improved),
     "teach": Operation(("teach", GALLERY, *_QUICK), _vectors),
     "teach --undo": Operation(("teach", GALLERY, "--undo"), _taught),
     "adapt": Operation(("adapt", GALLERY, "--power", "0.5"), _uneven),
