@@ -43,7 +43,7 @@ AT_ONCE = 1 << 13  # rows encoded or copied at once
 
 # Id, the facts in the order of `Facts`, and the metadata.
 Row = tuple[Any, ...]
-_CONTENT = FACTS.index("content_sha256")
+_KEY, _CONTENT = FACTS.index("key"), FACTS.index("content_sha256")
 
 
 class DamagedError(Exception):
@@ -208,6 +208,11 @@ def parse(texts: Sequence[bytes]) -> list[Row | None]:
         if len(found) == len(texts) and _are_rows(found):
             return found
     return [None] if len(texts) == 1 else [parse([text])[0] for text in texts]
+
+
+def identity(row: Row) -> tuple[int, str, str]:
+    """Return id, key and SHA-256 of the content of a row."""
+    return row[0], row[_KEY], row[_CONTENT]
 
 
 def _header(count: int, size: int) -> bytes:

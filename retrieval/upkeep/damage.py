@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from retrieval.storage.segments import CHECKSUM, ITEM, NUMBER
 from retrieval.storage.store import Store
 
 _BLOCK = 4096  # rows checked at once
+_COMPARED = 64  # rows of a file of facts
 _MAX_LENGTH_ERROR = 1e-2  # of a unit vector, also as float16
 
 
@@ -32,6 +33,7 @@ class SegmentRows:
         good: bool [m], True for intact vectors.
         damaged: Suffixes of the damaged files: ".npy", ".rows.npy", ".facts".
         is_foreign: Vectors and rows are intact, and those of another segment.
+        has_foreign_facts: The file of facts is intact, and that of another segment.
     """
 
     rows: np.ndarray
@@ -39,14 +41,19 @@ class SegmentRows:
     good: np.ndarray
     damaged: frozenset[str]
     is_foreign: bool = False
+    has_foreign_facts: bool = False
 
 
 def read_segment(store: Store, segment: Segment) -> SegmentRows:
     """Check all rows of a segment against their checksums, and the file of facts against its own."""
     folder, damaged = store.folder / "segments", set[str]()
+    has_foreign_facts = False
     try:
         segments.check_facts(folder, segment)
+        has_foreign_facts = _are_facts_foreign(store, segment)
     except DamagedError:
+        damaged.add(".facts")
+    if has_foreign_facts:
         damaged.add(".facts")
     try:
         vectors = store.segment_vectors(segment)
@@ -58,8 +65,36 @@ def read_segment(store: Store, segment: Segment) -> SegmentRows:
         damaged.add(".rows.npy")
     if not damaged & {".npy", ".rows.npy"} and matching(vectors, rows).all() and _ascend(rows[NUMBER]):
         everything = np.arange(segment.n)
-        return SegmentRows(rows[:2], everything, np.ones(segment.n, bool), frozenset(damaged))
-    return _read_damaged(store, segment, damaged)
+        good = np.ones(segment.n, bool)
+        return SegmentRows(
+            rows[:2], everything, good, frozenset(damaged), has_foreign_facts=has_foreign_facts
+        )
+    return replace(_read_damaged(store, segment, damaged), has_foreign_facts=has_foreign_facts)
+
+
+def _are_facts_foreign(store: Store, segment: Segment) -> bool:
+    """Return whether an intact file of facts is of other images than the segment.
+
+    Some rows are compared with the database, of items whose facts are as they were written.
+    """
+    query = "SELECT vector, id FROM items WHERE vector BETWEEN ? AND ? AND deleted_at IS NULL ORDER BY 1"
+    listed = np.array(store.select(query, (segment.first, segment.last)), np.int64).reshape(-1, 2)
+    listed = listed[~np.isin(listed[:, 1], maintenance.changed_items(store))]
+    file = segments.open_facts(store.folder / "segments", segment)
+    if not len(listed) or file is None:
+        return False
+    some = listed[np.unique(np.linspace(0, len(listed) - 1, _COMPARED).astype(np.int64))]
+    try:
+        numbers = store.segment_rows(segment)[NUMBER]
+        items = store.items(some[:, 1].tolist())
+    except LookalikeError:  # which is reported as such
+        return False
+    at = np.minimum(np.searchsorted(numbers, some[:, 0]), segment.n - 1)
+    some, at = some[numbers[at] == some[:, 0]], at[numbers[at] == some[:, 0]]
+    known = {item.id: (item.id, item.key, item.content_sha256) for item in items}
+    rows = facts.parse(file.texts(at.tolist()))
+    others = [row for row in rows if row is None or facts.identity(row) != known.get(row[0])]
+    return len(others) > len(rows) / 2  # a few may be damaged in the database
 
 
 def _read_damaged(store: Store, segment: Segment, damaged: set[str]) -> SegmentRows:

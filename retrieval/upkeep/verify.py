@@ -287,7 +287,7 @@ def _segment_problem(folder: Path, segment: Segment, found: SegmentRows) -> Prob
     stem, files = segment.file.removesuffix(".npy"), dict[str, list[str]]()
     for suffix in sorted(found.damaged):
         state = state_of(folder / "segments" / f"{stem}{suffix}")
-        is_other = found.is_foreign and suffix != ".facts"
+        is_other = found.has_foreign_facts if suffix == ".facts" else found.is_foreign
         files.setdefault("of another gallery" if is_other else state, []).append(f"segments/{stem}{suffix}")
     what = ", ".join(f"{', '.join(names)}: {state}" for state, names in files.items())
     if ".npy" in found.damaged:

@@ -316,3 +316,12 @@ def test_repaired(folder: Path, state: State, shop: Shop, expected: Contents) ->
         lookalike_here("index", "add", str(folder), str(shop / images))
     assert contents(Gallery(folder)).keys() == expected.keys(), "what was removed by hand stays removed"
     assert not verify(folder).problems
+
+
+def test_facts_of_a_twin_are_known_and_repaired(shop: Shop, expected: Contents, tmp_path: Path) -> None:
+    """Only `verify` can tell them, as they are whole and of as many images with the same ids."""
+    folder = shutil.copytree(shop / "g", tmp_path / "g")
+    put(segment(shop / "twin", ".facts"), segment(folder, ".facts"))
+    assert said(folder).endswith(".facts: of another gallery")
+    assert not verify(folder, repair=True).left
+    assert contents(Gallery(folder)) == expected
