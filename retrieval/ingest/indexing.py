@@ -43,6 +43,7 @@ COMMIT_SECONDS = 30.0
 _FIRST_COMMIT_SECONDS = 1.0  # then 2, 4, ...: what was embedded first can soon be searched
 MAX_BAD = 0.5
 _EXAMPLES = 3  # unusable files in an error message
+_TABLES = (".csv", ".parquet")
 _MIN_SAMPLE = 100  # files over which the share of unusable ones is counted, at least
 
 
@@ -150,9 +151,9 @@ def refuse_empty(gallery: SearchableGallery, result: IngestResult) -> None:
     if result.bad and not len(gallery):
         examples = "; ".join(f"{file.stamp.shown}: {file.detail}" for file in result.bad[:_EXAMPLES])
         count = pluralize(len(result.bad), "file")
-        raise InputError(
-            f"{gallery.folder}: not built, since {count} contain no usable image, such as {examples}"
-        )
+        problem = f"{gallery.folder}: not built, since no image in {count} is usable, such as {examples}"
+        tables = [shown for shown in (file.stamp.shown for file in result.bad) if shown.endswith(_TABLES)]
+        raise InputError(f"{problem}; a table is named by --metadata {tables[0]}" if tables else problem)
 
 
 def add_images(

@@ -274,7 +274,7 @@ def _csv(
     """Yield rows with typed values, or without a report, with text."""
     found_blocks = _csv_blocks(file, _AT_ONCE)
     names = _header(file, found_blocks)
-    _check_columns(file, names, required)
+    check_columns(str(file), names, required)
     blocks = list(found_blocks)  # read once: it may be a pipe
     columns = [_Column(file, name, is_text=_is_box(name, names)) for name in names]
     if report is not None:
@@ -462,7 +462,7 @@ def _parquet(file: Path, required: Sequence[str]) -> Iterator[tuple[str, dict[st
     try:
         table = parquet.ParquetFile(file)
         names = table.schema_arrow.names
-        _check_columns(file, names, required)
+        check_columns(str(file), names, required)
         _check_unique(file, names)
         number = 0
         for batch in table.iter_batches():
@@ -473,11 +473,23 @@ def _parquet(file: Path, required: Sequence[str]) -> Iterator[tuple[str, dict[st
         raise InputError(f"{file}: cannot be read as a Parquet file ({error})") from error
 
 
-def _check_columns(file: Path, names: list[str], required: Sequence[str]) -> None:
+def check_columns(place: str, names: Sequence[str], required: Sequence[str]) -> None:
+    """Check that a table has some columns.
+
+    Args:
+        place: What the table is, as the beginning of a message.
+        names: Columns of the table.
+        required: Columns that it should have.
+
+    Raises:
+        InputError: One is missing; the message names those that are there, or what separates them.
+    """
     for column in required:
         if column not in names:
             hint = did_you_mean(column, names, f"columns: {', '.join(map(repr, names[:10])) or 'none'}")
-            raise InputError(f"{file}: no column {column!r}; {hint}")
+            if len(names) == 1 and (mark := next((mark for mark in ";\t|" if mark in names[0]), None)):
+                hint = f"its fields are separated by {mark!r}; save it with commas"
+            raise InputError(f"{place}: no column {column!r}; {hint}")
 
 
 def _check_unique(file: Path, names: list[str]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from retrieval.errors import InputError
 from retrieval.ingest.sources import scan
+from retrieval.ingest.tables import check_columns
 from retrieval.storage.planning import ImageFile
 from train.data.dataset import SPLITS, LabelledImage, Splits
 
@@ -97,9 +98,7 @@ def _rows(file: Path) -> Iterator[_Row]:
     try:
         with file.open(newline="", encoding="utf-8-sig") as lines:
             reader = csv.DictReader(lines)
-            missing = {"path", "label"} - set(reader.fieldnames or ())
-            if missing:
-                raise InputError(f"csv:{file}: no column {sorted(missing)[0]!r} in its first line")
+            check_columns(f"csv:{file}", reader.fieldnames or (), ("path", "label"))
             for row in reader:
                 yield _row(file, reader.line_num, row)
     except (OSError, UnicodeDecodeError, csv.Error) as error:

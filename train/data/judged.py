@@ -21,6 +21,7 @@ import numpy as np
 from retrieval.errors import ImageError, InputError
 from retrieval.images.load import load_image
 from retrieval.ingest.sources import scan
+from retrieval.ingest.tables import check_columns
 from retrieval.metrics.judged import Judgements
 from retrieval.metrics.recognition import UNKNOWN
 from retrieval.storage.planning import ImageFile
@@ -481,8 +482,7 @@ def _table(file: Path, columns: tuple[str, str, str]) -> Iterator[tuple[int, lis
     try:
         with file.open(newline="", encoding="utf-8-sig") as lines:
             reader = csv.DictReader(lines)
-            if absent := [name for name in columns if name not in (reader.fieldnames or ())]:
-                raise InputError(f"{file}: no column {absent[0]!r} in its first line")
+            check_columns(str(file), reader.fieldnames or (), columns)
             for row in reader:
                 values = [row[name] for name in columns]
                 if None in values or None in row:

@@ -54,7 +54,9 @@ def test_csv_with_and_without_splits(shop: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("file,label\na,b", "no column 'path'"),
+        ("file,label\na,b", "no column 'path'; columns: 'file', 'label'"),
+        ("Path,label\na,b", "no column 'path'; did you mean 'Path'"),
+        ("path;label\na;b", "no column 'path'; its fields are separated by ';'; save it with commas"),
         ("path,label\n,b", "line 2"),
         ("path,label,split\na,b,validate", "line 2"),
         ("path,label,split\na,b,train\nc,d,", "line 3: no split"),
