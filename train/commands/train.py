@@ -289,6 +289,8 @@ def _summary(out: Path, facts: dict[str, Any]) -> str:
                 f"; WORSE THAN THE FEATURES alone, which have {features:.3f} there: export the backbone as "
                 "it is (`lookalike export --from`), or lower optimizer.lr"
             )
+    elif "chosen" not in facts:
+        text += "; no images were held out to measure it, so the last epoch is kept"
     if facts["linear_probe"] is not None:
         labels = facts["linear_probe_labels"]
         text += f"; linear probe from {labels} labels, on the same images: {facts['linear_probe']:.3f}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import islice
@@ -53,8 +54,8 @@ class TrainingData:
         files: All images of the training split, held-out ones included, whatever the seed.
 
     Raises:
-        InputError: Too few classes, settings that need labels where there are none, `patience` without
-            held-out images, or an indivisible batch.
+        InputError: Too few classes, held-out classes of single images, settings that need labels where there
+            are none, `patience` without held-out images, or an indivisible batch.
     """
 
     def __init__(
@@ -76,6 +77,8 @@ class TrainingData:
         self.clean, self.images, self.validation = divide(dataset, config)
         if config.patience and not self.validation and not config.split.refit:
             raise InputError("patience: no images are held out; raise split.validation, or set patience=null")
+        if dataset.labelled and dataset.pairs is None:
+            _check_held_out(dataset, self.validation)
         self.pairs = self.held_out_pairs = None
         if dataset.pairs is not None:
             self.pairs, self.held_out_pairs = divide_pairs(dataset, self.images, self.validation)
@@ -187,6 +190,16 @@ class TrainingData:
             rank=self._group.rank,
             world_size=self._group.size,
             targets=self.targets,
+        )
+
+
+def _check_held_out(dataset: DataSet, held_out: Sequence[LabelledImage]) -> None:
+    """Refuse held-out images that have nothing to find, before the features are computed."""
+    sizes = Counter(image.label for image in held_out)
+    if sizes and max(sizes.values()) < 2:
+        raise InputError(
+            f"{dataset.name}: no held-out class has two images, so nothing can be measured; give classes "
+            "more images, or leave out the labels: --data images:DIR, or `lookalike adapt` on a gallery"
         )
 
 

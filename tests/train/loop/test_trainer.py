@@ -284,6 +284,13 @@ def test_best_checkpoint_of_a_closed_set_is_chosen_on_held_out_images(tmp_path: 
     assert kept["recall_at_1"] == facts["recall_at_1_best"] == max(recalls)
 
 
+def test_held_out_classes_of_single_images_are_refused_before_the_features(tmp_path: Path) -> None:
+    folder = draw_classes(tmp_path / "single", 8, 1)
+    with pytest.raises(InputError, match=r"no held-out class has two images.*images:DIR"):
+        trainer(tmp_path / "run", f"folder:{folder}", "split.validation=0.25")
+    assert data.load(f"images:{folder}", unlabelled=True).train, "as the message proposes"
+
+
 def test_best_checkpoint_is_chosen_on_held_out_classes(tmp_path: Path, many: Path) -> None:
     held_out = ["split.validation=0.25", *BY_RECALL]
     ours = trainer(tmp_path / "run", f"folder:{many}", "epochs=3", *held_out)
