@@ -81,7 +81,10 @@ def build(
         0.2
     """
     if not isinstance(spec, Mapping):
-        raise TypeError(f"a loss is specified by a mapping, not by {type(spec).__name__}")
+        example = spec if isinstance(spec, str) else "triplet"
+        raise TypeError(
+            f"a loss is specified by a mapping, not by {type(spec).__name__}: {{'name': {example!r}}}"
+        )
     spec = dict(spec)
     supplied = {"num_classes": num_classes, "embedding_dim": embedding_dim, "per_class": per_class}
     name = spec.pop("name", None)
@@ -213,7 +216,8 @@ def _supply(entry: Entry, supplied: Mapping[str, int | None]) -> dict[str, int]:
         if value is not None:
             found[parameter.name] = value
         elif parameter.name in supplied and parameter.default is parameter.empty:
-            raise ValueError(f"{entry.name!r} has parameters of its own; pass {parameter.name} to build")
+            needed = " and ".join(p.name for p in signature(entry.cls) if supplied.get(p.name, 0) is None)
+            raise ValueError(f"{entry.name!r} has parameters of its own; pass {needed} to build")
     return found
 
 

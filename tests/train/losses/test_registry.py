@@ -110,7 +110,8 @@ def test_every_source_and_miner_is_accepted_or_refused_with_a_reason() -> None:
         ({"regularizers": ["wasserstein"]}, "mapping"),
         ({"margin": 0.2}, "name"),
         ({}, "loss or a regularizer"),
-        *(({"name": name}, "num_classes") for name in ("proxy-nca", "proxy-anchor", "soft-triple")),
+        *(({"name": name}, "num_classes") for name in ("proxy-nca", "soft-triple")),
+        ({"name": "proxy-anchor"}, "pass num_classes and embedding_dim to build"),
         ({"name": "normalized-softmax"}, "num_classes"),
         ({"regularizers": [{"name": "cross-entropy"}]}, "num_classes"),
         ({"name": "margin", "learn": "per-class"}, "num_classes"),
@@ -125,7 +126,7 @@ def test_misspelled_names_get_suggestions(spec: dict[str, Any], hint: str) -> No
 
 
 def test_specification_is_a_mapping_and_is_not_modified() -> None:
-    with pytest.raises(TypeError, match="mapping"):
+    with pytest.raises(TypeError, match=r"mapping, not by str: \{'name': 'triplet'\}"):
         losses.build("triplet")  # type: ignore[arg-type]
     spec = {
         "name": "triplet",
