@@ -76,10 +76,17 @@ class ResultsTable:
                 "oracle: highest Recall@1 of the watched test images during training; it selects on the "
                 "test split and is not a result."
             )
+        if untrained := [row.name for row in self.rows if _is_start(row)]:
+            notes.append(
+                f"{', '.join(untrained)}: no epoch was better than the start on the held-out images, so the "
+                "start is what is measured. `last epoch` is of training; --set split.choice=auto or "
+                "split.validation=0 measures it."
+            )
         if self.references:
             notes.append(
-                "off-the-shelf: features of the pretrained backbone without training; pca, pca-whitened: "
-                "their principal components, fitted to the training images."
+                "off-the-shelf: features of the pretrained backbone without training, with the preprocessing "
+                "of the runs (`evaluate` takes the backbone's own); pca, pca-whitened: their principal "
+                "components, fitted to the training images."
             )
         if any(row.paired for row in self.rows):
             notes.append(
@@ -148,6 +155,12 @@ class ResultsTable:
                     p = "-" if found.p is None else p_value(found.p)
                     numbers = [points(found.difference), _interval(found), p, _p(found), _seeds(found)]
                     yield [titles[metric], row.name, str(found.n), *numbers]
+
+
+def _is_start(row: VariantSummary) -> bool:
+    """Whether the best epoch of every run is the start: all its scores are those before training."""
+    before = row.scores.get("before")
+    return row.checkpoint == "best" and bool(before) and before == row.scores["best"]
 
 
 def _runs(row: VariantSummary) -> str:

@@ -61,6 +61,12 @@ class MethodResult:
         return best_trial(self.trials)
 
     @property
+    def ties(self) -> int:
+        """Number of trials with the value of the best one."""
+        best = self.best
+        return 0 if best is None else sum(trial.value == best.value for trial in self.trials)
+
+    @property
     def drawn(self) -> bool:
         """Whether it has a figure: a successful trial with settings that were searched."""
         return self.best is not None and bool(self.spaces)
@@ -149,6 +155,12 @@ class TuningResult:
                 if len(method.failed) == method.budget
             ),
             *(
+                f"{method.name}: {method.ties} of {len(method.trials)} trials have the best value, and the "
+                f"first of these is chosen{_of_start(plan)}."
+                for method in self.methods
+                if method.ties > 1
+            ),
+            *(
                 f"{one.name} and {other.name} have equal values with all equal settings: here they are "
                 "probably one method, for example because a class has only two images in a batch."
                 for one, other in combinations(self.methods, 2)
@@ -160,6 +172,16 @@ class TuningResult:
         """Write tune.json and tune.md."""
         markdown = tuning_markdown(self, comparison)
         write_texts(folder, {"tune.json": json.dumps(self.to_dict(), indent=2), "tune.md": markdown})
+
+
+def _of_start(plan: TuningPlan) -> str:
+    """Return what equal values mean where the start counts as an epoch."""
+    if plan.epoch != "best":
+        return ""
+    return (
+        "; an experiment that no epoch improves has the value of its start: to tell the settings apart, "
+        "measure the last epoch, with --set split.validation=0"
+    )
 
 
 def _classes(images: Sequence[LabelledImage]) -> int:

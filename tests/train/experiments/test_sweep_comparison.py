@@ -127,6 +127,21 @@ def test_tables_have_validation_beside_test_and_the_oracle_apart() -> None:
     assert "oracle" not in shown
 
 
+def test_variants_that_kept_the_start_are_named() -> None:
+    """Their differences are not of training, although the loss has a row."""
+    runs = [
+        outcome("kept", 0, before=0.5, best=0.5, last=0.4),
+        outcome("kept", 1, before=0.6, best=0.6, last=0.6),
+        outcome("learned", 0, before=0.5, best=0.5, last=0.4),
+        outcome("learned", 1, before=0.6, best=0.7, last=0.7),
+        outcome("open", 0, before=0.5, last=0.5),
+    ]
+    text = results(("kept", "learned"), "kept", runs[:4]).to_text()
+    assert "\nkept: no epoch was better than the start" in text
+    assert "learned: no epoch" not in text
+    assert "no epoch" not in results(("open",), "open", runs[4:]).to_text(), "the last epoch is measured"
+
+
 def test_curve_over_the_number_in_which_the_variants_differ() -> None:
     values = {"c": 0.4, "a": 0.1, "b": 0.2}
     runs = [

@@ -406,6 +406,10 @@ def test_methods_that_are_the_same_here_are_noted() -> None:
     notes = "\n".join(result_of(values).notes)
     assert "a and b have equal values" in notes
     assert notes.count("have equal values") == 1, "one shared trial is too few"
+    assert "have the best value" not in notes
+    tied = "\n".join(result_of({"a": [0.5, 0.5, 0.4], "b": [0.5, 0.6, 0.5]}).notes)
+    assert "a: 2 of 3 trials have the best value, and the first of these is chosen." in tied
+    assert "b: 2" not in tied
     failed = result_of({"a": [None] * 3}).notes
     assert "a: every trial has failed, so there are no final runs." in failed
 
