@@ -1,14 +1,15 @@
-"""A comparison of four models in a real browser: on a phone and printed."""
+"""A comparison of four models and a report with baselines in a real browser: on a phone and printed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page
 
-from retrieval.reports.folder import save_comparison
+from retrieval.reports.folder import save_comparison, save_report
 from tests.conftest import draw
 from tests.e2e.accessibility import violations
 from tests.retrieval.evaluation.test_comparison import report, side_by_side
@@ -54,3 +55,15 @@ def test_print_is_light_and_as_wide_as_the_paper(page: Page) -> None:
     assert page.evaluate(_WIDE) == 0
     assert min(page.locator(".answers img").evaluate_all(_PICTURES)) > 90
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
+def test_numbers_of_five_results_do_not_overlap_on_a_phone(page: Page, tmp_path: Path) -> None:
+    """A run with two baselines has five columns, and two intervals in each cell."""
+    one = report(tmp_path, 0)
+    names = ["off-the-shelf backbone", "raw pixels", "before training", "last epoch", "best epoch"]
+    save_report(replace(one, results=[replace(one.results[0], name=name) for name in names]), tmp_path)
+    page.goto((tmp_path / "report.html").as_uri())
+    cells = page.locator(".stacked td", has_text=" to ")
+    assert cells.count() > 5
+    assert cells.evaluate_all("all => all.filter(e => e.scrollWidth > e.clientWidth).length") == 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
