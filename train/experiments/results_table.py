@@ -90,7 +90,8 @@ class ResultsTable:
             )
         if any(row.paired for row in self.rows):
             notes.append(
-                f"vs. {self.baseline}: mean difference over shared seeds, with its 95% interval. p: paired "
+                f"vs. {self.baseline}: mean difference over shared seeds, with its 95% interval for "
+                "other seeds on these test images, not for other classes. p: paired "
                 "t-test, two-sided, corrected for the number of variants (Holm). seeds (for half): how many "
                 "would show half of the difference, at the 5% level with a power of 80%, if the spread is as "
                 "observed. -: fewer than two shared seeds, or no variation."
