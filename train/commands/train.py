@@ -127,7 +127,7 @@ def train(
             from train import data as data_sets
 
             images = data_sets.load(data, unlabelled=True)
-            print_status(_choose_start(images, settings.parse_changes(overrides), device).note)
+            _print_start(_choose_start(images, settings.parse_changes(overrides), device))
         found = settings.describe_settings(explain)
         print_result([asdict(one) for one in found], as_json, _explained(found, with_meaning=bool(explain)))
         return
@@ -187,7 +187,7 @@ def _train(
         start = _choose_start(images, changes, device)
         recipe, changes = start.recipe, start.changes
         if processes.is_main:
-            print_status(start.note)
+            _print_start(start)
     if not resume:
         config = settings.placed(settings.configure(data, recipe, changes, notes), device)
         if recipe and config.published is None and read_recipe(recipe).get("published"):
@@ -255,6 +255,11 @@ def _choose_start(images: DataSet, changes: settings.Changes, device: Device | N
 
     name = str(device or changes.get("device", "auto"))
     return choose_start(images, changes, on_gpu=find_device(name).type == "cuda")
+
+
+def _print_start(start: Start) -> None:
+    for line in start.lines:
+        print_status(line)
 
 
 def _print_forecast(config: Config, images: DataSet) -> None:

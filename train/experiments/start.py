@@ -35,12 +35,17 @@ class Start:
     Attributes:
         recipe: Name of the recipe.
         changes: Settings of the recipe that are changed: those that were given, and backbone and weights.
-        note: Sentence for the user: what was chosen and why, and what else there is.
+        lines: Text for the user: what was chosen and why, and what else there is.
     """
 
     recipe: str
     changes: Changes
-    note: str
+    lines: tuple[str, ...]
+
+    @property
+    def note(self) -> str:
+        """The text in one line."""
+        return "; ".join(self.lines)
 
 
 def choose_start(dataset: DataSet, given: Changes, *, on_gpu: bool) -> Start:
@@ -83,10 +88,12 @@ def choose_start(dataset: DataSet, given: Changes, *, on_gpu: bool) -> Start:
     else:
         what = " with the weights ".join(filter(None, [backbone or "its backbone", str(weights)]))
     recipe, how = _recipe(dataset, given, on_gpu)
+    lines = [f"recipe {recipe}: {what}; {how}"]
     if recipe == HEAD:
         of_size, why = _head_settings(dataset, given)
-        changes, how = merge_changes(changes, of_size), f"{how}; {why}"
-    return Start(recipe, merge_changes(changes, given), f"recipe {recipe}: {what}; {how}")
+        changes = merge_changes(changes, of_size)
+        lines.append(why)
+    return Start(recipe, merge_changes(changes, given), tuple(lines))
 
 
 def _recipe(dataset: DataSet, given: Changes, on_gpu: bool) -> tuple[str, str]:
@@ -117,7 +124,8 @@ def _head_settings(dataset: DataSet, given: Changes) -> tuple[Changes, str]:
     names = {"loss", "model.init", "optimizer.lr"}
     known = {name for name in names if any(_covers(one, name) for one in given)}
     changes = {name: value for name, value in default.changes.items() if name not in known}
-    stated = [f"{name} {to_line(value)}" for name, value in changes.items()]
+    shown = {**changes, "loss": default.loss["name"]} if "loss" in changes else changes
+    stated = [f"{name} {to_line(value)}" for name, value in shown.items()]
     size = f"{pluralize(images, 'image')} of {pluralize(classes, 'class')}"
     if dataset.pairs is not None:
         size = f"{pluralize(len(dataset.pairs), 'pair')} of {pluralize(images, 'image')}"
@@ -137,7 +145,7 @@ def _section(given: Changes, name: str) -> Mapping[str, Any]:
 
 
 def _from_scratch(given: Changes, why: str) -> Start:
-    return Start(SCRATCH, given, f"recipe {SCRATCH}: a network from random weights, {why}")
+    return Start(SCRATCH, given, (f"recipe {SCRATCH}: a network from random weights, {why}",))
 
 
 def _has_published_weights(backbone: object) -> bool:

@@ -170,10 +170,11 @@ def test_choice_and_time_are_printed_first_and_the_run_repeats(tmp_path: Path, s
     source = ["train", "--data", f"folder:{shop}"]
     first = lookalike_here(*source, "--out", str(tmp_path / "a"), *words).stderr.splitlines()
     assert first[0].startswith("recipe head: EfficientNet-Lite0 with ImageNet weights")
-    assert any(line.startswith("about 5 seconds") for line in first[1:5])
+    assert any(line.startswith("about 5 seconds") for line in first[2:6])
     run = Run.open(tmp_path / "a")
     why = (run.folder / "config.yaml").read_text().splitlines()[0]
-    assert why == f"# {first[0]}"
+    assert why == f"# {first[0]}; {first[1]}"
+    assert max(map(len, first)) < 260, "three lines of a terminal"
     assert "images of 3 classes: up to 400 images" in why
     assert (run.config.model.backbone, run.config.model.trainable) == (BACKBONE, 0)
     assert (run.config.model.embedding_dim, run.config.preprocess.size) == (1280, 32)
