@@ -100,7 +100,7 @@ class Store:
                 what = f"{folder}: gallery.db is missing"
                 raise LookalikeError(f"{what}; run `lookalike index verify {folder} --repair`")
             raise InputError(
-                f"{folder}: not a gallery; create one with `lookalike index build {folder} IMAGES --model M`"
+                f"{folder}: not a gallery; create one with `lookalike index build {folder} IMAGES`"
             )
         self._reader = database.Reader(folder)
         self.manifest = self._read_manifest()
