@@ -546,5 +546,6 @@ def _resolve(base: Path, name: str, place: str) -> str:
     if not path.is_relative_to(base):  # it may contain symbolic links, `base` is without
         path = path.parent.resolve() / path.name
     if not path.is_relative_to(base) or path == base or "\0" in name:
-        raise InputError(f"{place}: {name!r} is outside {base}; set --root to the folder of all images")
+        hint = "write absolute paths, and " if name.startswith("..") else ""
+        raise InputError(f"{place}: {name!r} is outside {base}; {hint}set --root to the folder of all images")
     return str(path)

@@ -208,7 +208,10 @@ def test_rows_of_other_files_are_unmatched_or_bad(photos: Path, tmp_path: Path) 
         ("Path\nred/0.png\n", "did you mean 'Path'"),
         ("path,price\n", "lists no images"),
         ("path,a,a\nred/0.png,1,2\n", "two columns are named 'a'"),
-        ("path\nred/0.png\n../../secret.png\n", "line 3: '../../secret.png' is outside"),
+        (
+            "path\nred/0.png\n../../secret.png\n",
+            r"'../../secret.png' is outside .*; write absolute paths, and set --root",
+        ),
         ("path\n/etc/hostname\n", "line 2: '/etc/hostname' is outside"),
         ("path\nred/0.png\nred/./0.png\n", "line 3: 'red/./0.png' is in the table twice"),
         ("path,id\nred/0.png,x\nred/1.png,x\n", r"line 3: the id 'x' is already used in .*line 2"),
