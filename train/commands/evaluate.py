@@ -34,7 +34,8 @@ _ranking_options = combine_options(
 @click.argument("target", type=click.Path(path_type=Path), metavar="RUN|MODEL|GALLERY")
 @click.option(
     "--data",
-    help=f"Labelled images: {DATA_HELP} Their test split is used, or all of them. Optional for a gallery.",
+    help=f"Labelled images: {DATA_HELP} Their test split is used, or all of them. Optional for a gallery and "
+    "a run.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for report.json and report.html.")
 @click.option(
@@ -80,11 +81,11 @@ def evaluate(
 ) -> None:
     """Measure a run, a model or a gallery on labelled images.
 
-    With a run or a model, every image of the data is a query among the others, or in the data's gallery if
-    it has one. Runs of a paper's recipe are shown beside the published numbers. A gallery is searched with
-    the images of the data; an image that is in the gallery does not retrieve itself. Without --data, the
-    gallery's own labelled images are the queries, by their stored embeddings; no image is read. A gallery
-    also stores the report and shows it in the browser.
+    With a run or a model, every image of the data is a query among the others, or in the data's gallery if it
+    has one. A run has its own data, unless --data names others. Runs of a paper's recipe are shown beside the
+    published numbers. A gallery is searched with the images of the data; an image that is in the gallery does
+    not retrieve itself. Without --data, the gallery's own labelled images are the queries, by their stored
+    embeddings; no image is read. A gallery also stores the report and shows it in the browser.
 
     The networks of a run compute in full float32 on every device, so that the numbers of a GPU and a CPU
     differ by rounding alone.
@@ -113,8 +114,8 @@ def evaluate(
     them, and the differences say what they cost: hits of the right label among the first ten.
 
     \b
-      lookalike evaluate run --data folder:shop --out report
-      lookalike evaluate run --data folder:shop --which 1000
+      lookalike evaluate run --out report
+      lookalike evaluate run --data folder:other --which 1000
       lookalike evaluate run --data folder:shop --device cuda:1 --batch-size 512
       lookalike evaluate shop.gallery --data folder:queries --out report
       lookalike evaluate shop.gallery
@@ -129,6 +130,11 @@ def evaluate(
         check_folder(out)
     options = SearchOptions(order=order, diversity=diversity, rerank=rerank)
     is_ranked = options != SearchOptions()
+    if data is None and (target / "config.yaml").is_file():
+        from train.loop.run_folder import Run
+
+        data = Run.open(target).config.data
+        print_status(f"data: {data}, which {target} was trained with")
     judged = None if data is None else load_judged(data)
     if is_ranked and data is not None and (judged is None or not is_gallery(target)):
         raise click.UsageError(
@@ -193,7 +199,5 @@ def _open_gallery(target: Path, runtime: Runtime) -> Gallery:
     if not target.exists():
         raise InputError(f"{target}: there is no such run, model or gallery")
     if not is_gallery(target):
-        raise InputError(
-            f"{target}: not a gallery; to evaluate a run or a model, pass labelled images by --data"
-        )
+        raise InputError(f"{target}: not a gallery; to evaluate a model, pass labelled images by --data")
     return Gallery.open(target, runtime=runtime)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import json
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -441,6 +442,16 @@ def test_device_that_is_not_there_is_refused(two_checkpoints: Path, shop: Path) 
     done = lookalike_here(*words, "cuda:99", code=2)
     assert "device: 'cuda:99' cannot be used here" in done.stderr
     assert "known: auto, cpu, cuda, cuda:N" in lookalike_here(*words, "gpu", code=2).stderr
+
+
+def test_a_run_is_evaluated_on_its_own_data(run_with: Callable[..., Path], shop: Path) -> None:
+    folder = run_with(data=f"folder:{shop}")
+    words = ["evaluate", str(folder), "--json"]
+    done = lookalike_here(*words)
+    assert f"data: folder:{shop}, which {folder} was trained with" in done.stderr
+    given = json.loads(lookalike_here(*words, "--data", f"folder:{shop}").stdout)
+    ours = json.loads(done.stdout)
+    assert (ours["data"], ours["results"]) == (given["data"], given["results"])
 
 
 def test_prefixes_of_a_matryoshka_embedding_are_evaluated(
