@@ -113,7 +113,7 @@ def _recipe(dataset: DataSet, given: Changes, on_gpu: bool) -> tuple[str, str]:
         return "catalogue", how
     return HEAD, (
         "its head is trained, on features that are computed once, as there is no GPU; for the whole network: "
-        "--recipe catalogue"
+        "--set model.trainable=null"
     )
 
 

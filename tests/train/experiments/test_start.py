@@ -49,6 +49,10 @@ def chosen(images: DataSet, *words: str, gpu: bool = False) -> tuple[str, dict[s
 def test_photographs_begin_with_the_weights_at_hand(photographs: DataSet) -> None:
     assert chosen(photographs) == ("head", dict(LITE0))
     assert chosen(photographs, gpu=True) == ("catalogue", dict(LITE0))
+    hint = choose_start(photographs, {}, on_gpu=False).lines[0].rpartition("for the whole network: --set ")[2]
+    whole = {**LITE0, **settings.parse_changes([hint])}
+    assert chosen(photographs, hint) == ("catalogue", whole), "of the same weights: the recipe has others"
+    assert settings.configure(photographs.name, "catalogue", whole).model.trainable is None
     assert chosen(photographs, "epochs=3", "model.embedding_dim=64") == (
         "head",
         {**LITE0, "epochs": 3, "model.embedding_dim": 64},
