@@ -188,6 +188,19 @@ def test_unreadable_images_are_listed_and_left_out(tmp_path: Path, model_file: P
     assert len(Embeddings.load(tmp_path / "e.npz")) == 23
 
 
+def test_a_run_is_embedded_with_its_own_data(tmp_path: Path, untrained_run: Path, shop: Path) -> None:
+    ours, given = tmp_path / "ours.npz", tmp_path / "given.npz"
+    analyze_here("embed", untrained_run, "--out", ours)
+    analyze_here("embed", untrained_run, "--data", f"folder:{shop}", "--out", given)
+    assert np.array_equal(Embeddings.load(ours).vectors, Embeddings.load(given).vectors)
+    other = tmp_path / "other"
+    shutil.copytree(untrained_run, other)
+    settings = (other / "config.yaml").read_text()
+    (other / "config.yaml").write_text(settings.replace(f"folder:{shop}", "digits"))
+    _, said = analyze_here("triplets", untrained_run, other, "--out", tmp_path / "x.svg", code=2)
+    assert f"its data is digits, not folder:{shop} as before it; give --data" in said
+
+
 def test_unusable_input_is_one_line_and_exit_code_2(
     tmp_path: Path, model_file: Path, shop: Path, gallery: Path, splits: str
 ) -> None:
@@ -197,14 +210,14 @@ def test_unusable_input_is_one_line_and_exit_code_2(
     Embeddings("x", np.eye(4), np.array(["a", "b", "b", "a"])).save(tmp_path / "other.npz")
     for words, why in (
         (("triplets", tmp_path / "none", *out), "there is no such run, model, gallery or .npz file"),
-        (("triplets", model_file, *out), "needs images to embed; give --data"),
+        (("triplets", model_file, *out), "a model needs images to embed; give --data"),
         (("triplets", some, *data, *out), "--data is for runs and models"),
         (("triplets", some, "--baseline", "untrained", *out), "--baseline is for runs and models"),
         (("triplets", model_file, *data, "--split", "train", *out), "has no splits"),
         (("triplets", *[some] * 5, *out), "at most 4"),
         (("triplets", some, "--moves", *out), "give two sources"),
         (("triplets", some, some, "--moves", "--strategies", *out), "leave out --baseline and --moves"),
-        (("triplets", some, model_file, *out), "needs images to embed; give --data"),
+        (("triplets", some, model_file, *out), "a model needs images to embed; give --data"),
         (("triplets", some, tmp_path / "other.npz", "--moves", *out), "not of the same images in the same"),
         (("triplets", some, "--out", tmp_path / "x.pdf"), "call it x.svg"),
         (("selection", model_file, "--data", splits, "--split", "both", *out), "'both' is not one of"),

@@ -147,7 +147,7 @@ def source_parameters(
     split_help = f"Split of the data to embed; by default {split}, or all images if the data has no splits."
     parameters: list[click.Parameter] = [
         argument,
-        click.Option(["--data"], help=f"Images to embed with a run or a model: {DATA_HELP}"),
+        click.Option(["--data"], help=f"Images to embed, by default those of the run: {DATA_HELP}"),
         click.Option(["--split"], type=click.Choice(choices), help=split_help),
         click.Option(
             ["--which"],

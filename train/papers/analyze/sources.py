@@ -80,7 +80,7 @@ def open_sources(
 
     Args:
         targets: .npz files, galleries (embedded again if there is `data`), runs or model files.
-        data: Images to embed with runs and models, as --data takes them.
+        data: Images to embed with runs and models, as --data takes them; `None` for those of the runs.
         split: Split to embed: "train", "test" or "both"; `None` for the default.
         default_split: Split to embed if none is requested.
         untrained: Put the network before training in front of each run or model.
@@ -93,7 +93,8 @@ def open_sources(
         InputError: A target that is none of these, data that is missing, unused or unreadable, a checkpoint
             that does not exist, or a split of images without splits.
     """
-    sources = []
+    sources: list[EmbeddingSource] = []
+    shared = data
     for target, name in zip(targets, distinct_names(targets), strict=True):
         if not target.exists():
             raise InputError(f"{target}: there is no such run, model, gallery or .npz file")
@@ -106,12 +107,15 @@ def open_sources(
                 raise InputError(f"{target}: {option} is for runs and models; these are embeddings already")
             sources.append(_stored_source(target, name))
             continue
-        if data is None:
-            raise InputError(f"{target}: a run or a model needs images to embed; give --data")
-        dataset = data_sets.load(data)
+        run = _open_run(target) if is_run else None
+        own = run.config.data if data is None and run is not None else data
+        if own is None:
+            raise InputError(f"{target}: a model needs images to embed; give --data")
+        if own != (shared := shared or own):
+            raise InputError(f"{target}: its data is {own}, not {shared} as before it; give --data")
+        dataset = data_sets.load(own)
         test = [*dataset.test, *(dataset.gallery or ())]
         images = {ALL: test} if dataset.test == dataset.train else {"train": dataset.train, "test": test}
-        run = _open_run(target) if is_run else None
         if untrained:
             source = _embedding_source("before training", partial(_untrained, target, runtime), images, name)
             sources.append(replace(source, is_baseline=True))
