@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from train.losses.arcs import closest_on_arcs, closest_on_segments
-from train.losses.ops import row_blocks
+from train.losses.ops import row_blocks, stack
 from train.losses.registry import register, require
 from train.losses.view import Measure, Members, PairTables, View
 
@@ -262,7 +262,7 @@ class Symmetric(_PointCloud):
             squares = (pair.first, pair.second)
             mirrored = [_with_length(*w, pair, square) for w, square in zip(mirrored, squares, strict=True)]
         first, second = ([self.beta * w for w in weights] for weights in zip(*mirrored, strict=True))
-        return torch.stack([one, zero, *first]), torch.stack([zero, one, *second])  # i, j, i', j'
+        return stack([one, zero, *first]), stack([zero, one, *second])  # i, j, i', j'
 
     def hardest(self, candidates: Tensor) -> tuple[Tensor, Tensor]:
         if self.top_k == 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -113,6 +113,64 @@ def sum_over_rows(
         found.append((value.detach(), *numbers))
     total, *numbers = (torch.stack(column).sum() for column in zip(*found, strict=True))
     return total if slope is None else _SlopeOfRows.apply(total, table, slope), *numbers
+
+
+def stack(parts: Sequence[Tensor]) -> Tensor:
+    """Return torch.stack(parts); in compiled code joined with its use, where a stack is a kernel for each."""
+    if not torch.compiler.is_compiling():
+        return torch.stack([*parts])
+    place = torch.arange(len(parts), device=parts[0].device).view(-1, *[1] * parts[0].ndim)
+    found = parts[-1][None]
+    for number, part in enumerate(parts[:-1]):
+        found = torch.where(place == number, part, found)
+    return found
+
+
+class _Diagonal(torch.autograd.Function):
+    """The diagonal, whose gradient a compiler computes with the table's instead of adding it to zeros."""
+
+    @staticmethod
+    def forward(table: Tensor) -> Tensor:
+        return table.diagonal().clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.shape = inputs[0].shape
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        rows, columns = (torch.arange(size, device=grad.device) for size in ctx.shape)
+        return torch.where(rows[:, None] == columns, grad[:, None], 0.0)
+
+
+def diagonal(table: Tensor) -> Tensor:
+    """Return the diagonal, [P], of a [P, Q] table with Q >= P."""
+    found: Tensor = _Diagonal.apply(table) if torch.compiler.is_compiling() else table.diagonal()
+    return found
+
+
+class _Permuted(torch.autograd.Function):
+    """Rows in another order, whose gradient is read in the opposite order instead of added to zeros."""
+
+    @staticmethod
+    def forward(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+        return x[order]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        order, inverse = ctx.saved_tensors
+        return _Permuted.apply(grad, inverse, order), None, None
+
+
+def permuted(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+    """Return x[order], where order[inverse] counts from 0; an order may also repeat rows."""
+    joined = torch.compiler.is_compiling() and len(order) == len(x)
+    found: Tensor = _Permuted.apply(x, order, inverse) if joined else x[order]
+    return found
 
 
 def masked_max(x: Tensor, mask: Tensor, dim: int = 1) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+_SORTED = 512  # places up to which a compiler sorts within one kernel, joined with others; a scatter is three
+
 
 class PairLayout(NamedTuple):
     """Positions of the members of the alternate pairs, in shapes that depend on the batch size alone.
@@ -17,6 +19,7 @@ class PairLayout(NamedTuple):
     """
 
     order: Tensor  # [C] int64
+    inverse: Tensor  # [C] int64: the place of each sample in the order
     valid: Tensor  # [Q] bool
     anchored: Tensor  # [Q] bool: the pair is valid and its first member belongs to the batch
     slots: int  # Q
@@ -35,7 +38,7 @@ def alternate_pairs(labels: Tensor, batch: int, usable: Tensor | None = None) ->
     position = torch.arange(count, device=labels.device)
     if count < 2:  # one slot with the sample twice, so that no table is empty
         none = torch.zeros(1, dtype=torch.bool, device=labels.device)
-        return PairLayout(position.repeat(2), none, none, 1, 1)
+        return PairLayout(position.repeat(2), position, none, none, 1, 1)
     if usable is not None:  # sort unusable samples last
         labels = torch.where(usable, labels, torch.iinfo(labels.dtype).max)
     by_class, index = torch.sort(labels, stable=True)
@@ -56,6 +59,13 @@ def alternate_pairs(labels: Tensor, batch: int, usable: Tensor | None = None) ->
     spare = rest.cumsum(0) - 1  # left-over samples fill the free slots, then the end
     spare = torch.where(spare < slots - pairs, pairs + spare, 2 * pairs + spare)
     place = torch.where(rest, spare, slot)
-    order = torch.empty_like(index).scatter_(0, place, index)
+    order, inverse = _joined(place, index), _joined(index, place)
     number = position[:slots]
-    return PairLayout(order, number < pairs, number < anchored.sum(), slots, min(batch, slots))
+    return PairLayout(order, inverse, number < pairs, number < anchored.sum(), slots, min(batch, slots))
+
+
+def _joined(places: Tensor, values: Tensor) -> Tensor:
+    """Return the values [C] by their places, a permutation."""
+    if torch.compiler.is_compiling() and len(places) <= _SORTED:
+        return values[places.argsort()]
+    return torch.empty_like(values).scatter_(0, places, values)

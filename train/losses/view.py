@@ -10,7 +10,7 @@ from torch import Tensor
 
 from train.losses.batch_all import compact_columns
 from train.losses.checks import refuse_unless
-from train.losses.ops import ratio, safe_sqrt
+from train.losses.ops import diagonal, permuted, ratio, safe_sqrt
 from train.losses.pairs import PairLayout, alternate_pairs
 
 NormalizationGradient = Literal["exact", "ignored"]
@@ -383,8 +383,9 @@ class View:
         self.unit = unit[: self.batch]
         self._batch = samples.take(slice(self.batch))._replace(usable=None)
         if self._layout is not None:
-            order = self._layout.order
-            unit, samples = unit[order], samples.take(order)
+            order, inverse = self._layout.order, self._layout.inverse
+            unit, norm = permuted(unit, order, inverse), permuted(norm, order, inverse)
+            samples = samples.take(order)._replace(norm=norm)
             cosine = None if cosine is None else cosine[order][:, order]
         self._points, self._samples, self._cosine = unit, samples, cosine
         self._pair_tables: dict[bool, PairTables] = {}
@@ -442,7 +443,7 @@ class View:
     def pair_similarity(self, measure: Measure) -> Tensor:
         """[P] similarity of the two members of each anchored pair."""
         P, Q = self._pairs.anchors, self._pairs.slots
-        return self.members.similarity(measure)[:P, Q : Q + P].diagonal()
+        return diagonal(self.members.similarity(measure)[:P, Q : Q + P])
 
     def pair_tables(self, *, normalized: bool) -> PairTables:
         """Return dot products between and within pairs, of the normalised or of the raw embeddings."""
@@ -455,7 +456,7 @@ class View:
         table = self.members.similarity("cosine" if normalized else "dot")
         first, second = table[:, : 2 * Q].reshape(2, P, 2, Q).unbind(0)  # [P, 2, Q]
         (ik, il), (jk, jl) = first.unbind(1), second.unbind(1)  # [P, Q]
-        own = self._members(il.diagonal(), normalized)
+        own = self._members(diagonal(il), normalized)
         p, q = (x[:P, None] for x in own), (x[None, :] for x in own)
         return PairTables(ik, il, jk, jl, Members(*p), Members(*q))
 
