@@ -654,13 +654,13 @@ class Config(StrictModel):
         description="Use deterministic kernels alone, so that a GPU repeats a run to the bit: slower, and an "
         "error if a setting has none. A CPU repeats runs to the bit in any case.",
     )
-    compile: Annotated[Literal["auto", "none", "network", "loss", "all"], BeforeValidator(_named_compile)] = (
-        Field(
-            default="auto",
-            description="What to speed up with torch.compile: auto (the loss on a GPU), none, network (the "
-            "first step takes minutes), loss or all. What cannot be compiled runs without. In older runs "
-            "true is network, false none.",
-        )
+    compile: Annotated[
+        Literal["auto", "none", "network", "loss", "all", "graph"], BeforeValidator(_named_compile)
+    ] = Field(
+        default="auto",
+        description="What to speed up with torch.compile: auto (the loss on a GPU), none, network (the "
+        "first step takes minutes), loss, all, or graph (the loss, replayed from CUDA graphs; not tried on a "
+        "GPU yet). What cannot be compiled runs without. In older runs true is network, false none.",
     )
     linear_probe: ProbeLabels | None = Field(
         default=None,

@@ -68,6 +68,7 @@ CHECKS = {
     "ceilings": Check("ceilings:ceilings", limit=60),
     "losses": Check("losses:compare", SETTINGS[:1]),
     "compiled": Check("compiled:compiled", SETTINGS[:1], 180),
+    "graphs": Check("graphs:graphs", SETTINGS[:1], 180),
     "steps": Check("training:steps", SETTINGS),
     "networks": Check("training:networks", SETTINGS, 180),
     "precision": Check("training:precision", SETTINGS, 180),

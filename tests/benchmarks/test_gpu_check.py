@@ -103,15 +103,16 @@ def test_rows_that_came_before_the_time_was_up_are_kept(tmp_path: Path) -> None:
 def test_pieces_are_written_one_by_one_and_merged(tmp_path: Path) -> None:
     work = Workload.on(torch.device("cpu"), tmp_path)
     pieces = []
-    for name in ("ceilings", "compiled"):
+    for name in ("ceilings", "compiled", "graphs"):
         file = tmp_path / f"{name}.json"
         measured = measure(work, [name], 100, file)
         pieces.append(json.loads(file.read_text()))
         assert pieces[-1]["checks"].keys() == measured["checks"].keys() == {name}
     merged = page.merge(pieces)
-    assert [*merged["checks"]] == ["ceilings", "compiled"]
+    assert [*merged["checks"]] == ["ceilings", "compiled", "graphs"]
     rows, seconds = page.rows(merged)
     assert rows["compiled"][0].verdict == "ok"
+    assert [row.verdict for row in rows["graphs"]] == ["ok", "ok"]
     assert seconds.keys() == rows.keys()
     assert "| compiled: multi-similarity, 32: eager |" in page.to_markdown(merged)
     with pytest.raises(SystemExit, match="several devices"):

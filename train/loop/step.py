@@ -38,7 +38,8 @@ class Step:
             Batch Size under Memory Limited Setup"). The gradient equals that of the whole batch.
         clip: Largest norm of the gradient of all weights; `None` for no clipping.
         seed: Seed of dropout and of random miners.
-        compiled: Which of "network" and "loss" run through torch.compile.
+        compiled: Which of "network" and "loss" run through torch.compile; with "graph", the loss from CUDA
+            graphs.
     """
 
     def __init__(
@@ -66,7 +67,8 @@ class Step:
             self._run_network = Compiled(self.network, "network")
         self._run_loss: Callable[..., Tensor] = loss
         if "loss" in compiled:  # its second backward pass for the gradient ratio cannot be compiled
-            self._run_loss = Compiled(loss, "loss", lambda: bool(getattr(loss, "measures_gradients", False)))
+            eager_when = lambda: bool(getattr(loss, "measures_gradients", False))  # noqa: E731
+            self._run_loss = Compiled(loss, "loss", eager_when, graph="graph" in compiled)
         self.precision = Precision(precision, group.device)
         self.scaler = torch.amp.GradScaler(group.device.type, enabled=self.precision.scales_loss)
         self.chunk, self.clip, self.seed = chunk, clip, seed
