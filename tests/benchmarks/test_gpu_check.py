@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 
 from benchmarks.gpu_check import page
 from benchmarks.gpu_check.__main__ import CHECKS, Check, measure, run_all, usable_device
+from benchmarks.gpu_check.drift import drift
 from benchmarks.gpu_check.losses import compare, specifications
 from benchmarks.gpu_check.results import Row, limited, to_text
 from benchmarks.gpu_check.workload import Workload
@@ -98,6 +100,15 @@ def test_rows_that_came_before_the_time_was_up_are_kept(tmp_path: Path) -> None:
     assert time.monotonic() - begun < 60
     left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True).stdout.split()
     assert left == []  # the training that the check had started has ended with it
+
+
+@pytest.mark.slow
+def test_a_precision_that_changes_neighbours_is_beyond_the_bounds(tmp_path: Path) -> None:
+    """One network as fp32, fp16 and int8, each computed by ONNX Runtime."""
+    work = Workload.on(torch.device("cpu"), tmp_path)
+    work = replace(work, models=tuple(work.model(precision) for precision in ("fp32", "fp16", "int8")))
+    found = {row.what.split(",")[0]: row.numbers.get("within") for row in drift(work)}
+    assert [found[f"conv4-{precision}"] for precision in ("fp32", "fp16", "int8")] == [True, True, False]
 
 
 def test_pieces_are_written_one_by_one_and_merged(tmp_path: Path) -> None:
