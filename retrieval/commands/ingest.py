@@ -51,9 +51,10 @@ ignore_decisions_option = click.option(
 _FILE = click.Path(path_type=Path)
 product_option = click.option(
     "--product",
-    metavar="COLUMN",
+    metavar="COLUMN[,VARIANT]",
     help="Column whose values name the products: images with the same value are views of one, and searches "
-    "find products. An empty COLUMN ends that. See docs/products.md.",
+    "find products. A second column names their variants, such as colours. An empty COLUMN ends that. See "
+    "docs/products.md.",
 )
 
 

@@ -16,7 +16,7 @@ from retrieval.commands.device_options import runtime_options
 from retrieval.commands.options import sheet_option
 from retrieval.commands.search_options import combine_options, search_option
 from retrieval.errors import ImageError, InputError
-from retrieval.galleries.items import Hit, Hits, PartHit
+from retrieval.galleries.items import Hit, Hits, PartHit, View
 from retrieval.galleries.objects import OBJECT_SCORES, load_tiles, refuse_options, search_objects
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.gallery import Gallery
@@ -352,13 +352,23 @@ def _lines(hits: Hits) -> list[str]:
             *([_part(hit)] if isinstance(hit, PartHit) else []),
             hit.label or "-",
             hit.path or hit.key,
-            *([pluralize(hit.view_count, "view")] if hit.view_count else []),
+            *([_count(hit)] if hit.view_count else []),
             _facts(hit),
         ]
         for rank, hit in enumerate(hits, 1)
     ]
     numbers = {0, 1, 2} if not hits or hits[0].probability is None else {0, 1, 2, 3}
     return [f"  {line}" for line in align_columns(rows, right=numbers)] if rows else []
+
+
+def _count(hit: Hit) -> str:
+    """Return the number of views of a product, and its variants: those known with their scores."""
+    views = pluralize(hit.view_count, "view")
+    if not hit.variant_count:
+        return views
+    shown = [f"{'-' if one.variant is None else one.variant} {one.score:.3f}" for one in hit.views]
+    variants = pluralize(hit.variant_count, "variant")
+    return f"{views}, {variants}{': ' if shown else ''}{', '.join(shown)}"
 
 
 def _part(hit: PartHit) -> str:
@@ -417,8 +427,13 @@ def _row(query: _Query, hits: Hits) -> SheetRow:
                 Path(hit.path), " ".join(filter(None, [_score(hit), _at(hit), hit.label, views, _facts(hit)]))
             )
         )
-        shown += [SheetImage(Path(view.path), f"{view.score:.3f}, view") for view in hit.views[1:]]
+        shown += [SheetImage(Path(one.path), f"{one.score:.3f}, {_name(one)}") for one in hit.views[1:]]
     return SheetRow(query.name, shown)
+
+
+def _name(view: View) -> str:
+    """Return what a view is called below its picture on a sheet."""
+    return "view" if view.variant is None else str(view.variant)
 
 
 def _why_fewer(options: SearchOptions, product: str | None) -> str:

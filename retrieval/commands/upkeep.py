@@ -213,7 +213,7 @@ def _info(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if facts["columns"]:
         lines.append(("columns", ", ".join(facts["columns"])))
     if facts["product"]:
-        lines.append(("product", facts["product"]))
+        lines.append(("product", ", variants by ".join(filter(None, (facts["product"], facts["variant"])))))
     parts = ", ".join(f"{name} {size_text(size)}" for name, size in facts["bytes"].items() if name != "all")
     lines.append(("disk space", f"{size_text(facts['bytes']['all'])} ({parts})"))
     for run in facts["runs"]:
@@ -238,7 +238,7 @@ def _store_info(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if facts["columns"]:
         lines.append(("columns", ", ".join(facts["columns"])))
     if facts["product"]:
-        lines.append(("product", facts["product"]))
+        lines.append(("product", ", variants by ".join(filter(None, (facts["product"], facts["variant"])))))
     if (size := engine.pop("bytes", None)) is not None:
         lines.append(("disk space", size_text(size)))
     return lines + [(name, str(value)) for name, value in engine.items() if value is not None]

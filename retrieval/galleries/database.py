@@ -287,7 +287,8 @@ class DatabaseView(SearchableGallery):
         self._checked_at = time.monotonic()
         if manifest is None or manifest.uuid != self._known.uuid:
             return True
-        return manifest.product != self._manifest.product
+        mine = self._manifest
+        return (manifest.product, manifest.variant) != (mine.product, mine.variant)
 
     def replaced(self) -> bool:
         """Return whether the folder is that of another collection now."""
@@ -332,6 +333,7 @@ class DatabaseView(SearchableGallery):
             "provider": self.manifest.provider,
             "columns": self.contents.columns(),
             "product": self.manifest.product,
+            "variant": self.manifest.variant,
             "engine": self.engine.facts(),
         }
 
@@ -345,6 +347,7 @@ class DatabaseView(SearchableGallery):
         condition = _filter(self.engine, options.where)
         with pointing("#/group_by"):
             group_by = None if options.grouping is None else _column(self.engine, options.grouping).name
+        variant = self.manifest.variant_of(group_by)
         with pointing("#/exclude"):
             common = self.ids_of(options.exclude) if options.exclude else []
         own = [tuple(items) for items in queries.own or [()] * len(vectors)]
@@ -352,12 +355,14 @@ class DatabaseView(SearchableGallery):
         for positions, among in self._conditions(own, condition, group_by):
             some = queries[positions]
             excluded = [{*common, *own[position]} for position in positions]
-            answers = self._searcher.find(vectors[positions], options, among, group_by, excluded, some.views)
+            answers = self._searcher.find(
+                vectors[positions], options, among, group_by, excluded, some.views, variant
+            )
             for position, answer in zip(positions, answers, strict=True):
                 found[position] = answer
         ids = sorted({number for one in found for number in one.all_rows()})
         items = {item.id: item_values(item, self.paths.shown(item)) for item in self.stored_items(ids)}
-        return ranked(found, lambda: items, group_by)
+        return ranked(found, lambda: items, group_by, variant)
 
     def _conditions(
         self, own: Sequence[tuple[int, ...]], condition: Filter | None, group_by: str | None

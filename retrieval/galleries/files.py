@@ -310,7 +310,7 @@ class FilesView(SearchableGallery):
         items = Once(read)
         if changed or not state.known.complete:
             items()  # before the database forgets them
-        return ranked(found, items, options.grouping)
+        return ranked(found, items, options.grouping, self.manifest.variant_of(options.grouping))
 
     def neighbours(self, labelled: np.ndarray | None = None, *, exact: bool = False) -> Neighbours:
         """Return a function that finds the nearest items of many queries; see `SearchableGallery`."""

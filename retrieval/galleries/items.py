@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, NamedTuple, SupportsIndex, TypeVar, overload
 
+import numpy as np
+
 from retrieval import arrow
 from retrieval.display import Displayed
 from retrieval.images import boxes
@@ -94,6 +96,8 @@ class View:
         key: Stable id.
         score: Cosine similarity to the query; to several views of the query, the mean.
         content_sha256: SHA-256 of the bytes of its file; empty if it has none.
+        variant: Variant of the product that it shows best; `None` if it has none.
+        view_count: Number of images of that variant; 0 if products have no variants.
     """
 
     id: int
@@ -101,6 +105,8 @@ class View:
     key: str
     score: float
     content_sha256: str = ""
+    variant: Value = None
+    view_count: int = 0
 
 
 @dataclass(frozen=True)
@@ -114,7 +120,8 @@ class Hit(Item):
         group: Value of its group, such as its product, if hits are grouped and it has one.
         view_count: Number of images of the group; 0 if hits are not grouped.
         views: The first of them, best first, as many as `SearchOptions.group_size`; empty if that is 1. The
-            first is the hit itself.
+            first is the hit itself. Of products with variants, the best view of each variant.
+        variant_count: Number of variants of the product; 0 if products have none.
     """
 
     score: float = 0.0
@@ -122,6 +129,7 @@ class Hit(Item):
     group: Value = None
     view_count: int = 0
     views: tuple[View, ...] = ()
+    variant_count: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "score", bounded_cosine(self.score))
@@ -145,17 +153,18 @@ class Hit(Item):
         facts["probability"] = None
         return hit
 
-    def grouped(self, column: str, count: int, views: tuple[View, ...]) -> Hit:
+    def grouped(self, column: str, count: int, views: tuple[View, ...], variants: int = 0) -> Hit:
         """Return the hit as the best view of a group.
 
         Args:
             column: Column of the groups.
             count: Number of views.
             views: The first of them; see `Hit.views`.
+            variants: Number of variants.
         """
         hit = Hit.__new__(Hit)
         value = item_value(self, column)
-        hit.__dict__.update(self.__dict__, group=value, view_count=count, views=views)
+        hit.__dict__.update(self.__dict__, group=value, view_count=count, views=views, variant_count=variants)
         return hit
 
     def judged(self, probability: float) -> Hit:
@@ -207,7 +216,10 @@ class Ranked(NamedTuple):
 
 
 def ranked(
-    found: Iterable[Ranking], items: Callable[[], Mapping[int, ItemValues]], column: str | None = None
+    found: Iterable[Ranking],
+    items: Callable[[], Mapping[int, ItemValues]],
+    column: str | None = None,
+    variant: str | None = None,
 ) -> list[Ranked]:
     """Return what queries have found.
 
@@ -216,6 +228,7 @@ def ranked(
         items: Function that returns the values of items by number, views among them; those that it lacks are
             no hits.
         column: Column of the groups, if hits are grouped.
+        variant: Column of the variants in each, if there are any.
     """
 
     def read(one: Ranking, scores: list[float]) -> list[Hit]:
@@ -224,10 +237,8 @@ def ranked(
         hits = [Hit.of(known[n], score) if n in known else None for n, score in both]
         if one.views is not None and column is not None:
             hits = [
-                hit and hit.grouped(column, count, views)
-                for hit, count, views in zip(
-                    hits, one.views.counts.tolist(), _views(one.views, known), strict=True
-                )
+                hit and hit.grouped(column, *facts)
+                for hit, facts in zip(hits, _facts(one.views, known, variant), strict=True)
             ]
         return [hit for hit in hits if hit is not None]
 
@@ -235,18 +246,28 @@ def ranked(
     return [Ranked(scores, partial(read, one, scores)) for one, scores in bounded]
 
 
-def _views(views: Views, known: Mapping[int, ItemValues]) -> list[tuple[View, ...]]:
-    """Return the views of each hit whose facts are known; nothing for hits with a single one."""
+def _facts(
+    views: Views, known: Mapping[int, ItemValues], variant: str | None
+) -> Iterable[tuple[int, tuple[View, ...], int]]:
+    """Return the number of views of each hit, the first of them whose facts are known, and its variants."""
+    variants = [0] * len(views.counts) if views.variants is None else views.variants.tolist()
     if views.rows.shape[1] == 1:
-        return [()] * len(views.rows)
-    return [
+        return [(count, (), number) for count, number in zip(views.counts.tolist(), variants, strict=True)]
+    alike = np.zeros_like(views.rows) if views.alike is None else views.alike
+    shown = zip(views.rows.tolist(), views.scores.tolist(), alike.tolist(), strict=True)
+    found = [
         tuple(
-            View(known[n][0], known[n][1], known[n][4], bounded_cosine(score), known[n][7])
-            for n, score in zip(rows, scores, strict=True)
-            if n in known
+            _view(known[n], score, variant, count) for n, score, count in zip(*one, strict=True) if n in known
         )
-        for rows, scores in zip(views.rows.tolist(), views.scores.tolist(), strict=True)
+        for one in shown
     ]
+    return zip(views.counts.tolist(), found, variants, strict=True)
+
+
+def _view(item: ItemValues, score: float, variant: str | None, count: int) -> View:
+    id, path, _, _, key, _, _, content = item
+    value = None if variant is None else item_value(Hit.of(item, score), variant)
+    return View(id, path, key, bounded_cosine(score), content, value, count)
 
 
 def _bounded(scores: list[float]) -> list[float]:

@@ -225,25 +225,35 @@ class SearchableGallery(Displayed, ABC):
         check_vectors(self.folder, self.manifest, embedder)
         self._keep_model(embedder)
 
-    def use_products(self, column: str | None) -> None:
+    def use_products(self, columns: str | None) -> None:
         """Take images with the same value of a column as views of one product, here and in every process.
 
         Args:
-            column: Column; `None` if images are not of products.
+            columns: Column; or two with a comma between them, of the product and of its variants, such as
+                "article,colour"; `None` if images are not of products.
 
         Raises:
             InputError: There is no such column, or each image has a value of its own in it.
             LookalikeError: The gallery cannot be written.
         """
-        if column is not None:
-            column = find_column(column, item_columns(self.contents.columns())).name
-            if column in _UNIQUE:
-                raise InputError(
-                    f"column {column!r}: each image has a value of its own, so it names no product"
-                )
-        if column != self.manifest.product:
-            self.writer.use_manifest(replace(self.manifest, product=column))
+        product, variant = (None, None) if columns is None else self._product_columns(columns)
+        if (product, variant) != (self.manifest.product, self.manifest.variant):
+            self.writer.use_manifest(replace(self.manifest, product=product, variant=variant))
             self.refresh()
+
+    def _product_columns(self, columns: str) -> tuple[str, str | None]:
+        """Return the columns of product and variant; see `use_products`."""
+        known = item_columns(self.contents.columns())
+        is_one = columns.lower() in map(str.lower, known)  # whose name may have a comma
+        names = [columns] if is_one else [name.strip() for name in columns.split(",")]
+        found = [find_column(name, known).name for name in names]
+        for name in found:
+            if name in _UNIQUE:
+                what = f"column {name!r}: each image has a value of its own"
+                raise InputError(f"{what}, so it names no product and no variant")
+        if len(found) > 2 or len({*found}) < len(found):
+            raise InputError(f"{columns!r}: give a column for the product, and another one for its variants")
+        return found[0], found[1] if len(found) > 1 else None
 
     def use_objects(self) -> None:
         """Make parts of each picture items beside it, of all pictures that are added from now on.

@@ -20,14 +20,25 @@ class Views:
         rows: The best of each hit, best first, int64 [n, size]; -1 beyond the last one.
         scores: Their scores, float32 [n, size].
         counts: Number of all views of each hit, int64 [n].
+        variants: Number of its variants, int64 [n], of which `rows` has the best view of each; `None` if the
+            groups have no variants.
+        alike: Number of all views of the variant of each of `rows`, int64 [n, size]; `None` as above.
     """
 
     rows: np.ndarray
     scores: np.ndarray
     counts: np.ndarray
+    variants: np.ndarray | None = None
+    alike: np.ndarray | None = None
 
     def __getitem__(self, which: slice | np.ndarray) -> Views:
-        return Views(self.rows[which], self.scores[which], self.counts[which])
+        return Views(
+            self.rows[which],
+            self.scores[which],
+            self.counts[which],
+            None if self.variants is None else self.variants[which],
+            None if self.alike is None else self.alike[which],
+        )
 
 
 @dataclass(eq=False, slots=True)  # frozen, it would take three times as long to make
@@ -108,9 +119,14 @@ class Groups:
 
 
 def views_of(
-    rows: np.ndarray, scores: np.ndarray | None, which: np.ndarray, first: np.ndarray, size: int
+    rows: np.ndarray,
+    scores: np.ndarray | None,
+    which: np.ndarray,
+    first: np.ndarray,
+    size: int,
+    variants: np.ndarray | None = None,
 ) -> Views:
-    """Return the views of hits from the members of their groups.
+    """Return the views of hits from the members of their groups, or the best view of each variant.
 
     Args:
         rows: Members, int64 [m].
@@ -118,18 +134,35 @@ def views_of(
         which: Position of the hit of each, int64 [m].
         first: Row of the best view of each hit, int64 [n].
         size: Largest number of views of a hit.
+        variants: Variant of each member, int [m]; members without one have a negative number, and are one
+            variant of their group. `None` if groups have no variants.
     """
     counts = np.bincount(which, minlength=len(first))
-    if scores is None:
-        return Views(first[:, None], np.zeros((len(first), 1), np.float32), counts)
+    wanted = np.zeros(len(rows), np.float32) if scores is None else scores
     # The view that the search has found is the first one, whatever rounding says of equal ones.
-    order = np.lexsort((rows, -scores, rows != first[which], which))
-    rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
-    kept = order[rank < size]
-    found = np.full((len(first), size), -1), np.full((len(first), size), -np.inf, np.float32)
-    for array, values in zip(found, (rows, scores), strict=True):
-        array[which[kept], rank[rank < size]] = values[kept]
-    return Views(*found, counts)
+    order = np.lexsort((rows, -wanted, rows != first[which], which))
+    shown, alike = counts, None
+    if variants is not None:
+        named = np.maximum(variants, -1).astype(np.int64) + 1
+        pairs = which * (named.max(initial=0) + 1) + named
+        _, best, alike = np.unique(pairs[order], return_index=True, return_counts=True)
+        alike = alike[np.argsort(best)]
+        order = order[np.sort(best)]
+        shown = np.bincount(which[order], minlength=len(first))
+    if scores is None:
+        found = Views(first[:, None], np.zeros((len(first), 1), np.float32), counts)
+    else:
+        rank = np.arange(len(order)) - np.repeat(np.cumsum(shown) - shown, shown)
+        at = which[order[rank < size]], rank[rank < size]
+        found = Views(
+            np.full((len(first), size), -1), np.full((len(first), size), -np.inf, np.float32), counts
+        )
+        found.rows[at], found.scores[at] = rows[order[rank < size]], scores[order[rank < size]]
+        if alike is not None:
+            found.alike = np.zeros((len(first), size), np.int64)
+            found.alike[at] = alike[rank < size]
+    found.variants = None if variants is None else shown
+    return found
 
 
 def best_of_each(found: Ranking, groups: np.ndarray) -> Ranking:

@@ -115,8 +115,9 @@ class SearchOptions:
             "label". An item without a value is a group of its own. `None` for the column of the gallery's
             products, see `Manifest.product`, and for all hits in a gallery without; "id" for all hits. An
             item that is the query leaves out its whole product, if the groups are the products.
-        group_size: Number of views of a group that its hit has, if there are as many, best first. A search
-            with a condition sees, scores and counts only the views that fulfil it.
+        group_size: Number of views of a group that its hit has, if there are as many, best first; of products
+            with variants, see `Manifest.variant`, the best view of each. A search with a condition sees,
+            scores and counts only the views that fulfil it.
         group_score: Score of a group, one of `GROUP_SCORES`; "best" for a search without groups. Only "best"
             has probabilities, and is possible with "k-reciprocal", as is only a `group_size` of 1.
         rerank: "none"; "query-expansion", which searches again with the query moved towards its first hits;
@@ -159,7 +160,11 @@ class SearchOptions:
         examples=["label"],
     )
     group_size: int = option(
-        1, "Number of views returned with each hit, if there is one for each value.", low=1, metavar="N"
+        1,
+        "Number of views returned with each hit, if there is one for each value; of products with variants, "
+        "the best view of each variant.",
+        low=1,
+        metavar="N",
     )
     group_score: str = option(
         "best",

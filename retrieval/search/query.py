@@ -79,12 +79,11 @@ class Searcher:
         with pointing("#/group_by"):
             groups = None if options.grouping is None else self._filters.groups(options.grouping, self._state)
         excluded = NOTHING.rows
-        if options.exclude or own:
+        if options.exclude:
             with pointing("#/exclude"):
-                excluded = self.snapshot.rows_of(np.array(self.ids_of([*options.exclude, *own]), np.int64))
-            if own and groups is not None and self._store.manifest.is_product(options.grouping):
-                numbers = groups.numbers[excluded[len(options.exclude) :]]
-                excluded = np.union1d(excluded, groups.members(np.unique(numbers))[0])
+                excluded = self._rows_of(options.exclude)
+        if own:
+            excluded = np.concatenate([excluded, self._own_rows(own, options, groups)])
         if options.rerank != "none":
             views = [*queries[:, None]]
         if options.rerank == "query-expansion":
@@ -102,10 +101,13 @@ class Searcher:
             found = [one[one.scores >= options.min_score] for one in found]
         found = [one[: options.k] if len(one.rows) > options.k else one for one in found]
         if groups is not None:
+            column = self._store.manifest.variant_of(options.grouping)
+            kinds = None if column is None else self._filters.groups(column, self._state).numbers
             for query, one in zip(views, found, strict=True):
                 rows, which = self._members(groups, groups.numbers[one.rows], allowed, excluded)
                 scores = self.snapshot.cosines(query, rows).mean(1) if options.group_size > 1 else None
-                one.views = views_of(rows, scores, which, one.rows, options.group_size)
+                variants = None if kinds is None else kinds[rows]
+                one.views = views_of(rows, scores, which, one.rows, options.group_size, variants)
         return found
 
     def ids_of(self, names: Iterable[int | str]) -> list[int]:
@@ -121,6 +123,16 @@ class Searcher:
             name = names[int(np.argmax(unknown))]
             raise InputError(f"{self.snapshot.where}: no item {name!r}, neither an id nor a key")
         return ids
+
+    def _rows_of(self, names: Iterable[int | str]) -> np.ndarray:
+        return self.snapshot.rows_of(np.array(self.ids_of(names), np.int64))
+
+    def _own_rows(self, own: tuple[int, ...], options: SearchOptions, groups: Groups | None) -> np.ndarray:
+        """Return the rows of the items that a query comes from; in a search for products, with these."""
+        rows = self._rows_of(own)
+        if groups is None or not self._store.manifest.is_product(options.grouping):
+            return rows
+        return groups.members(np.unique(groups.numbers[rows]))[0]
 
     # ---- rankings
 

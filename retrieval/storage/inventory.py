@@ -48,6 +48,7 @@ def inventory(store: Store, index_card: Mapping[str, Any] | None, outside_index:
         "roots": {str(folder / root): count for root, count in files_by_root(store).items()},
         "columns": store.columns(),
         "product": store.manifest.product,
+        "variant": store.manifest.variant,
         "bytes": {"database": (folder / "gallery.db").stat().st_size, **sizes, "all": folder_size(folder)},
         "format": store.manifest.format_version,
         "runs": last_runs(store, _RUNS),

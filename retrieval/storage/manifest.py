@@ -46,6 +46,7 @@ class Manifest:
         index_spec: Specification of the index; the default for the next one.
         dtype: Type of the stored numbers, one of `DTYPES`.
         product: Column of the product that an image is a view of; `None` if images are not of products.
+        variant: Column of the variant of the product, such as its colour; `None` if products have none.
         objects: Parts of each picture are items beside it; see `retrieval.ingest.picture_tiles`.
         revision: Number of changes of these facts since the gallery was created.
         uuid: Random id of the gallery.
@@ -64,6 +65,7 @@ class Manifest:
     index_spec: IndexSpec = IndexSpec()  # noqa: RUF009
     dtype: str = "float32"
     product: str | None = None
+    variant: str | None = None
     objects: bool = False
     revision: int = 0
     uuid: str = field(default_factory=_new_uuid)
@@ -77,6 +79,10 @@ class Manifest:
     def is_product(self, column: str | None) -> bool:
         """Return whether a column is that of the products."""
         return column is not None and self.product is not None and column.lower() == self.product.lower()
+
+    def variant_of(self, column: str | None) -> str | None:
+        """Return the column of the variants in groups by a column; `None` if they have none."""
+        return self.variant if self.is_product(column) else None
 
     def rows(self) -> dict[str, str]:
         """Return the facts as rows of the table `meta`: JSON by name."""
@@ -94,6 +100,7 @@ class Manifest:
             "bridged": self.bridged,
             "dtype": self.dtype,
             "product": self.product,
+            "variant": self.variant,
             "objects": self.objects or None,
             "revision": self.revision,
             _INDEX_SPEC: _given(vars(self.index_spec)) or None,
@@ -129,6 +136,7 @@ def parse_manifest(folder: Path | str, rows: Iterable[tuple[str, str]]) -> Manif
             index_spec=IndexSpec(**facts.get(_INDEX_SPEC, {})),
             dtype=str(facts["dtype"]),
             product=facts.get("product"),
+            variant=facts.get("variant"),
             objects=bool(facts.get("objects")),
             revision=int(facts.get("revision", 0)),
             uuid=str(facts["gallery_uuid"]),

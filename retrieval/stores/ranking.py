@@ -36,6 +36,7 @@ class StoreSearcher:
         group_by: str | None,
         excluded: Sequence[Collection[int]],
         views: Sequence[np.ndarray] | None = None,
+        variant: str | None = None,
     ) -> list[Ranking]:
         """Return the hits of each query, by id.
 
@@ -46,6 +47,7 @@ class StoreSearcher:
             group_by: Column of the groups, as the database names it.
             excluded: For each query, the ids that are no hits.
             views: For each query, the vectors of its views, float32 [m_i, D]; `None` for one of each.
+            variant: Column of the variants of a group, as the database names it; `None` if it has none.
         """
         views = [*queries[:, None]] if views is None or options.rerank != "none" else views
         if options.rerank == "query-expansion":
@@ -67,8 +69,8 @@ class StoreSearcher:
         found = [one[: options.k] for one in found]
         if group_by is not None:
             for query, one, out in zip(views, found, excluded, strict=True):
-                if one.views is None or options.group_size > 1:
-                    one.views = self._views(query, one, options, condition, out, group_by)
+                if one.views is None or options.group_size > 1 or variant is not None:
+                    one.views = self._views(query, one, options, condition, out, group_by, variant)
         return found
 
     def _nearest(
@@ -126,7 +128,7 @@ class StoreSearcher:
         while True:
             near = self._nearest(query, wanted, condition, [excluded] * len(query))
             met = np.unique(np.concatenate([one.rows for one in near]))
-            rows, which = self._members(met, condition, excluded, column)
+            rows, which, _ = self._members(met, condition, excluded, column)
             which = np.unique(which, return_inverse=True)[1]
             cosines, count = self._cosines(query, rows), int(which.max(initial=-1)) + 1
             found = rank_groups(options.group_score, rows, cosines, which, count, options.k)
@@ -165,11 +167,14 @@ class StoreSearcher:
         condition: Filter | None,
         excluded: Collection[int],
         column: str,
+        variant: str | None,
     ) -> Views:
         """Return the views of hits. If one of each is wanted, the others are counted and not read."""
-        if options.group_size > 1:
-            rows, which = self._members(found.rows, condition, excluded, column)
-            return views_of(rows, self._cosines(query, rows).mean(1), which, found.rows, options.group_size)
+        size = options.group_size
+        if size > 1 or variant is not None:
+            rows, which, variants = self._members(found.rows, condition, excluded, column, variant)
+            scores = self._cosines(query, rows).mean(1) if size > 1 else None
+            return views_of(rows, scores, which, found.rows, size, variants)
         groups, among = self._groups(found.rows, column), _beside(condition, excluded)
         values = [groups.get(number) for number in found.rows.tolist()]
         counts = [
@@ -179,12 +184,17 @@ class StoreSearcher:
         return Views(found.rows[:, None], np.zeros((len(values), 1), np.float32), np.array(counts, np.int64))
 
     def _members(
-        self, ids: np.ndarray, condition: Filter | None, excluded: Collection[int], column: str
-    ) -> tuple[np.ndarray, np.ndarray]:
+        self,
+        ids: np.ndarray,
+        condition: Filter | None,
+        excluded: Collection[int],
+        column: str,
+        variant: str | None = None,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Return the items of the groups of some items that may be found, int64 [m], and for each the first
-        position among those items of its group, int64 [m]."""
-        groups = self._groups(ids, column)
-        alone = [(number, at) for at, number in enumerate(ids.tolist()) if groups.get(number) is None]
+        position among those items of its group, int64 [m], and its variant, int64 [m], -1 for none."""
+        groups, kinds = self._groups(ids, column), dict[Any, int]()
+        alone = [(number, at, -1) for at, number in enumerate(ids.tolist()) if groups.get(number) is None]
         first = dict[Any, int]()
         for at, number in enumerate(ids.tolist()):
             if (value := groups.get(number)) is not None:
@@ -193,9 +203,13 @@ class StoreSearcher:
         among, last = both(condition, FilterTest(column, "in", tuple(first))), 0
         while first and (some := self._engine.scan(among, last, _AT_ONCE)):
             last = some[-1].id
-            found += [(item.id, first[value_of(item, column)]) for item in some if item.id not in excluded]
-        rows, which = np.array(found, np.int64).reshape(-1, 2).T
-        return rows, which
+            for item in some:
+                if item.id not in excluded:
+                    value = None if variant is None else value_of(item, variant)
+                    kind = -1 if value is None else kinds.setdefault(value, len(kinds))
+                    found.append((item.id, first[value_of(item, column)], kind))
+        rows, which, variants = np.array(found, np.int64).reshape(-1, 3).T
+        return rows, which, None if variant is None else variants
 
     def _cosines(self, query: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """Return the cosines of items with the views of a query, float32 [n, m]."""

@@ -118,7 +118,13 @@ def _open_or_create(gallery: FilesView, model: Embedder, draft: Path) -> FilesVi
     new = FilesView.new(draft, model, storage=gallery.store.manifest.dtype)
     with new.store.writing():
         old = gallery.store.manifest
-        known = replace(new.store.manifest, rebuilt_from=origin, product=old.product, objects=old.objects)
+        known = replace(
+            new.store.manifest,
+            rebuilt_from=origin,
+            product=old.product,
+            variant=old.variant,
+            objects=old.objects,
+        )
         new.store.update_manifest(known)
     return new
 

@@ -120,6 +120,7 @@ def _open_or_create(gallery: DatabaseView, model: Embedder, draft: Path) -> Data
         rebuilt_from=origin,
         dtype=old.dtype,
         product=old.product,
+        variant=old.variant,
         objects=old.objects,
     )
     address = new_address(gallery)

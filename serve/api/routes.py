@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from retrieval.errors import ImageError, InputError, LookalikeError, StoreError, did_you_mean, pointing
-from retrieval.galleries.items import Hit, Hits, Item
+from retrieval.galleries.items import Hit, Hits, Item, View
 from retrieval.search.options import SearchOptions
 from retrieval.storage.query_log import new_id
 from serve.addresses import api_of
@@ -447,12 +447,21 @@ def _hit(hit: Hit, summary: GallerySummary, gallery: str | None = None) -> answe
     fields = image_fields(hit, summary)
     if hit.view_count:
         fields |= {"group": hit.group, "view_count": hit.view_count}
+        fields["variant_count"] = hit.variant_count or None
     if hit.views:
-        fields["views"] = [
-            answers.HitView(id=one.id, key=one.key, score=one.score, thumbnail=summary.thumbnail(one))
-            for one in hit.views
-        ]
+        fields["views"] = [_view(one, summary) for one in hit.views]
     return answers.Hit(**fields, score=hit.score, probability=hit.probability, gallery=gallery)
+
+
+def _view(view: View, summary: GallerySummary) -> answers.HitView:
+    return answers.HitView(
+        id=view.id,
+        key=view.key,
+        score=view.score,
+        thumbnail=summary.thumbnail(view),
+        variant=view.variant,
+        view_count=view.view_count or None,
+    )
 
 
 def _batch_result(

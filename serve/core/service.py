@@ -123,6 +123,7 @@ class GalleryDescription:
         embeds: Whether the gallery has a model, so that it can be searched by image.
         columns: Metadata columns.
         product: Column of the products; None if images are not of products.
+        variant: Column of their variants; None if there are none.
         show: Those that the page shows with each image, unless its visitor chooses others.
         index: Kind of the index; "flat" compares all vectors.
         unindexed: Vectors that the index does not cover.
@@ -142,6 +143,7 @@ class GalleryDescription:
     embeds: bool
     columns: list[str]
     product: str | None
+    variant: str | None
     show: list[str]
     index: str
     unindexed: int
@@ -696,6 +698,7 @@ class SearchService:
             embeds=state.embedder is not None,
             columns=(columns := gallery.contents.columns()),
             product=gallery.manifest.product,
+            variant=gallery.manifest.variant,
             show=[name for name in self.show if name in columns],
             index=kind,
             unindexed=0 if kind == "flat" else gallery.outside_index,

@@ -53,6 +53,9 @@ class GalleryAnswer(BaseModel):
         description="Column of the products, of which searches find one hit each; null if there are none.",
         examples=["sku"],
     )
+    variant: str | None = Field(
+        description="Column of the variants of a product; null if there are none.", examples=["colour"]
+    )
     show: list[str] = Field(
         description="Those that the page shows with each image, unless its visitor chooses others.",
         examples=[["price"]],

@@ -24,6 +24,18 @@ class HitView(BaseModel):
     thumbnail: str = Field(
         description="URL path of the thumbnail.", examples=["/v1/items/17/thumbnail?v=1b4e28ba"]
     )
+    variant: str | int | float | None = Field(
+        None,
+        exclude_if=lambda value: value is None,
+        description="Variant of the product that it shows best, if products have variants and it is of one.",
+        examples=["red"],
+    )
+    view_count: int | None = Field(
+        None,
+        exclude_if=lambda count: count is None,
+        description="Number of images of that variant.",
+        examples=[2],
+    )
 
 
 class Hit(Image):
@@ -50,7 +62,14 @@ class Hit(Image):
     views: list[HitView] | None = Field(
         None,
         exclude_if=lambda views: views is None,
-        description="The first of them, best first and with the hit itself, if `group_size` is above 1.",
+        description="The first of them, best first and with the hit itself, if `group_size` is above 1; of "
+        "products with variants, the best view of each variant.",
+    )
+    variant_count: int | None = Field(
+        None,
+        exclude_if=lambda count: count is None,
+        description="Number of variants of the product, if products have variants.",
+        examples=[2],
     )
     gallery: str | None = Field(
         None,

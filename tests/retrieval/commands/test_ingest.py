@@ -274,12 +274,12 @@ def test_options_of_sync_that_exclude_each_other(words: tuple[str, ...], message
 
 
 def test_products_from_build_to_rebuild(photos: Path, tmp_path: Path) -> None:
-    rows = [f"{shade}/{n}.png,{shade}{n // 2}" for shade in ("red", "green") for n in range(3)]
-    (tmp_path / "skus.csv").write_text("\n".join(["path,sku", *rows]) + "\n")
+    rows = [f"{shade}/{n}.png,{shade}{n // 2},size {n}" for shade in ("red", "green") for n in range(3)]
+    (tmp_path / "skus.csv").write_text("\n".join(["path,sku,size", *rows]) + "\n")
     words = ("photos", "--metadata", "skus.csv", "--model", "m.onnx")
-    lookalike_here("index", "build", "g", *words, "--product", "Sku", cwd=tmp_path)
+    lookalike_here("index", "build", "g", *words, "--product", "Sku,size", cwd=tmp_path)
     facts = json.loads(lookalike_here("index", "info", "g", "--json", cwd=tmp_path).stdout)
-    assert facts["product"] == "sku"
+    assert (facts["product"], facts["variant"]) == ("sku", "size")
     assert "sku" in lookalike_here("index", "info", "g", cwd=tmp_path).stdout.split("product")[1]
 
     def found(*more: str) -> list[tuple[str, int, int]]:
@@ -293,6 +293,13 @@ def test_products_from_build_to_rebuild(photos: Path, tmp_path: Path) -> None:
     write_model(tmp_path / "n.onnx", "other")
     lookalike_here("index", "rebuild", "g", "--model", "n.onnx", cwd=tmp_path)
     assert found("--group-size", "5") == each, "a rebuild keeps the products"
+    done = lookalike_here(
+        "search", "g", "photos/red/0.png", "--group-size", "2", "--sheet", "s.html", cwd=tmp_path
+    )
+    assert "2 views, 2 variants: size 0 1.000, size 1 " in done.stdout.splitlines()[1]
+    assert "size 1" in (tmp_path / "s.html").read_text()
+    done = lookalike_here("search", "g", "photos/red/0.png", cwd=tmp_path)
+    assert "2 views, 2 variants  " in done.stdout.splitlines()[1]
     lookalike_here("index", "add", "g", "--product", "label", cwd=tmp_path)
     assert [count for _, count, _ in found()] == [3, 3]
     unknown = lookalike_here("index", "add", "g", "--product", "skus", code=2, cwd=tmp_path)

@@ -280,12 +280,14 @@ def test_search_options(filled: Filled, options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("score", GROUP_SCORES)
 @pytest.mark.parametrize("views", [1, 2])
-def test_products(filled: Filled, score: str, views: int) -> None:
-    """Products, their scores and views are those of a comparison with every vector."""
+@pytest.mark.parametrize("variant", [None, "label"])
+def test_products(filled: Filled, score: str, views: int, variant: str | None) -> None:
+    """Products, their scores, views and variants are those of a comparison with every vector."""
     gallery, catalogue = filled
-    gallery.use_products("BRAND")
+    gallery.use_products(f"BRAND,{variant}" if variant else "BRAND")
     try:
-        assert gallery.manifest.product == Gallery.open(gallery.folder).manifest.product == "Brand"
+        known = Gallery.open(gallery.folder).manifest
+        assert (known.product, known.variant) == ("Brand", variant)
         (own,) = gallery.ids_of(["item 12"])
         query = np.stack([catalogue.rows[n].vector for n in (12, 17)[:views]])
         members: dict[Any, list[Row]] = {}
@@ -299,18 +301,25 @@ def test_products(filled: Filled, score: str, views: int) -> None:
             cosines = np.stack([row.vector for row in rows]).astype(float) @ query.T
             soft = 0.05 * np.log(np.exp(cosines / 0.05).mean(0))
             of_views = {"best": cosines.max(0), "mean": cosines.mean(0), "soft": soft}[score]
-            expected[value] = of_views.mean(), sorted(cosines.mean(1), reverse=True)
+            found: dict[Any, list[float]] = {}
+            for position, row in enumerate(rows):
+                kind = row.values["label"] if variant else position
+                found.setdefault(kind, []).append(float(cosines[position].mean()))
+            expected[value] = of_views.mean(), len(rows), found
         for k, size in ((2, 1), (50, 3)):
             options = SearchOptions(k, "price > 0", group_size=size, group_score=score)
             (hits,) = gallery.find([query], options, [(own,)])
-            best = sorted((value for value, _ in expected.values()), reverse=True)[:k]
+            best = sorted((value for value, _, _ in expected.values()), reverse=True)[:k]
             np.testing.assert_allclose([hit.score for hit in hits], best, atol=1e-5)
             for hit in hits:
-                value, cosines = expected[hit.group or (hit.key,)]
+                value, count, found = expected[hit.group or (hit.key,)]
                 assert hit.score == pytest.approx(value, abs=1e-5)
-                assert hit.view_count == len(cosines)
-                shown = cosines[:size] if size > 1 else []
+                assert (hit.view_count, hit.variant_count) == (count, len(found) if variant else 0)
+                shown = sorted(map(max, found.values()), reverse=True)[:size] if size > 1 else []
                 np.testing.assert_allclose([view.score for view in hit.views], shown, atol=1e-5)
+                for view in hit.views if variant else ():
+                    assert view.score == pytest.approx(max(found[view.variant]), abs=1e-5)
+                    assert view.view_count == len(found[view.variant])
     finally:
         gallery.use_products(None)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,9 +20,18 @@ from tests.retrieval.search.test_search import MANIFEST, clustered
 COUNT = 240
 
 
+def variant(i: int) -> str | None:
+    """Return the variant of an image: of some products several, and of some images none."""
+    return None if i % 5 == 0 else f"colour {i * i % 13 % 4}"
+
+
 def product(i: int) -> str | None:
     """Return the product of an image: some have many views, some one, and some images have none."""
     return None if i % 11 == 0 else f"p{i % 7}" if i % 3 == 0 else f"p{7 + i // 4}"
+
+
+def facts(i: int) -> dict[str, object]:
+    return {"Sku": product(i), "Colour": variant(i), "n": i}
 
 
 @pytest.fixture(scope="module")
@@ -35,21 +43,27 @@ def vectors() -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def gallery(tmp_path_factory: pytest.TempPathFactory, vectors: np.ndarray) -> Iterator[Gallery]:
-    """A gallery of products in several segments, with removed images."""
-    folder = tmp_path_factory.mktemp("groups") / "g"
+def gallery(tmp_path_factory: pytest.TempPathFactory, vectors: np.ndarray) -> Gallery:
+    return make(tmp_path_factory.mktemp("groups") / "g", vectors, "sku")
+
+
+@pytest.fixture(scope="module")
+def colours(tmp_path_factory: pytest.TempPathFactory, vectors: np.ndarray) -> Gallery:
+    """The same with variants."""
+    return make(tmp_path_factory.mktemp("colours") / "g", vectors, "sku, colour")
+
+
+def make(folder: Path, vectors: np.ndarray, products: str) -> Gallery:
+    """Return a gallery of products in several segments, with removed images."""
     store = Store.create(folder, MANIFEST)
     with store.writing():
         for start in range(0, COUNT, 90):
             numbers = range(start, min(start + 90, COUNT))
-            items = [
-                NewItem(FileStamp("", "", 0, 0, None), "", 1, 1, {"Sku": product(i), "n": i}, f"k{i}")
-                for i in numbers
-            ]
+            items = [NewItem(FileStamp("", "", 0, 0, None), "", 1, 1, facts(i), f"k{i}") for i in numbers]
             store.commit(vectors[numbers.start : numbers.stop], items)
         store.remove([3, 60, 100])
     made = Gallery.open(folder)
-    made.use_products("sku")
+    made.use_products(products)
     return made
 
 
@@ -98,6 +112,7 @@ def expected(
     k=st.sampled_from([1, 2, 5, 30, 500]),
     size=st.sampled_from([1, 2, 4, 100]),
     lowest=st.sampled_from([0, 37, 200]),
+    with_variants=st.booleans(),
     views=st.integers(1, 3),
     seed=st.integers(0, 30),
     exclude=st.lists(st.sampled_from([1, 12, 15, 41, 77, 201]), max_size=3, unique=True),
@@ -105,11 +120,13 @@ def expected(
 )
 def test_products_are_those_of_all_vectors(
     gallery: Gallery,
+    colours: Gallery,
     vectors: np.ndarray,
     score: str,
     k: int,
     size: int,
     lowest: int,
+    with_variants: bool,
     views: int,
     seed: int,
     exclude: list[int],
@@ -123,7 +140,8 @@ def test_products_are_those_of_all_vectors(
         group_score=score,
     )
     query = clustered(100 + seed, views)
-    (hits,) = gallery.find([query], options, None if own is None else [(own + 1,)])
+    searched = colours if with_variants else gallery
+    (hits,) = searched.find([query], options, None if own is None else [(own + 1,)])
     groups = expected(vectors, query, options, lowest, own)
     np.testing.assert_allclose(
         [hit.score for hit in hits], [one.score for one in groups[:k]], atol=2e-6, err_msg=str(options)
@@ -136,11 +154,25 @@ def test_products_are_those_of_all_vectors(
         assert hit.score == pytest.approx(whole.score, abs=2e-6)
         assert int(hit.key.removeprefix("k")) in {i for s, i in whole.members if s >= best - 3e-6}
         assert hit.view_count == len(whole.members)
+        variants: dict[str | None, list[tuple[float, int]]] = {}
+        for member in whole.members:
+            variants.setdefault(variant(member[1]), []).append(member)
+        assert hit.variant_count == (len(variants) if with_variants else 0)
         if size == 1:
             assert hit.views == ()
             continue
-        assert len(hit.views) == min(size, hit.view_count)
         assert hit.views[0].id == hit.id
+        if with_variants:
+            shown = sorted((max(one)[0] for one in variants.values()), reverse=True)[:size]
+            np.testing.assert_allclose([one.score for one in hit.views], shown, atol=3e-6)
+            assert len({one.variant for one in hit.views}) == len(hit.views)
+            for one in hit.views:
+                mine = variants[one.variant]
+                assert one.view_count == len(mine)
+                assert one.id - 1 in {i for s, i in mine if s >= max(mine)[0] - 3e-6}
+            continue
+        assert {(one.variant, one.view_count) for one in hit.views} == {(None, 0)}
+        assert len(hit.views) == min(size, hit.view_count)
         assert {one.id - 1 for one in hit.views} <= {i for _, i in whole.members}
         np.testing.assert_allclose(
             [one.score for one in hit.views], [s for s, _ in whole.members[:size]], atol=3e-6
@@ -209,7 +241,16 @@ def test_the_product_column_is_known_to_other_processes(gallery: Gallery) -> Non
     with pytest.raises(InputError, match="no column 'sko'"):
         gallery.use_products("sko")
     with pytest.raises(InputError, match="each image has a value of its own"):
-        gallery.use_products("key")
+        gallery.use_products("sku,key")
+    for wrong in ("sku,SKU", "sku,n,colour"):
+        with pytest.raises(InputError, match="another one for its variants"):
+            gallery.use_products(wrong)
+    gallery.use_products("sku,COLOUR")
+    other.refresh()
+    assert (other.info()["product"], other.info()["variant"]) == ("Sku", "Colour")
+    assert other.search_vectors(clustered(1, 1), 3, group_by="n", group_size=2)[0][0].variant_count == 0
+    gallery.use_products("sku")
+    assert gallery.manifest.variant is None
 
 
 @pytest.mark.parametrize(

@@ -283,6 +283,7 @@ def test_gallery_is_described(api: httpx.Client, gallery: Gallery) -> None:
         "embeds": True,
         "columns": ["price"],
         "product": None,
+        "variant": None,
         "show": [],
         "index": "flat",
         "unindexed": 0,

@@ -31,6 +31,17 @@ def gallery(tmp_path_factory: pytest.TempPathFactory, shop: Path, model_file: Pa
 
 
 @pytest.fixture(scope="module")
+def colours(tmp_path_factory: pytest.TempPathFactory, shop: Path, model_file: Path) -> Gallery:
+    """The shop, in products of six images in the colours of their folders; some images name none."""
+    made = Gallery.create(tmp_path_factory.mktemp("colours") / "colours.gallery", model_file)
+    paths = sorted(shop.rglob("*.png"), key=lambda path: (path.name, path.parent.name))
+    rows = [{"sku": n // 6, "colour": path.parent.name} for n, path in enumerate(paths)]
+    made.add(paths, metadata=[{**row, "colour": None} if n % 4 == 0 else row for n, row in enumerate(rows)])
+    made.use_products("sku,colour")
+    return made
+
+
+@pytest.fixture(scope="module")
 def address(gallery: Gallery) -> Iterator[str]:
     with answering(create_app(SearchService(gallery.folder), page=False)) as url:
         yield url
@@ -90,6 +101,34 @@ def test_client_and_description(address: str, gallery: Gallery) -> None:
         assert [len(hit.views or ()) for hit in hits] == [len(hit.views) for hit in expected]
         single = client.search(id=4, k=3, group_by="id")
         assert [(hit.group, hit.view_count, hit.views) for hit in single] == [(None, None, None)] * 3
+
+
+def test_variants_are_a_second_level(colours: Gallery) -> None:
+    """Each variant is shown by its best image, best first; one by one over all images of each product."""
+    query, asked = colours.vector(5), {"id": 5, "k": 3}
+    with answering(create_app(SearchService(colours.folder), page=False)) as url, Client(url) as client:
+        assert (client.gallery().product, client.gallery().variant) == ("sku", "colour")
+        answer = httpx.post(f"{url}/v1/search", json={**asked, "group_size": 9}).json()["hits"]
+        single = httpx.post(f"{url}/v1/search", json=asked).json()["hits"]
+        by_client = client.search(id=5, k=3, group_size=9)
+    assert len({hit["group"] for hit in answer}) == 3
+    for hit, plain, same in zip(answer, single, by_client, strict=True):
+        best: dict[str | None, tuple[float, int]] = {}
+        counts: dict[str | None, int] = {}
+        for item in colours.items(colours.select(where=f"sku = {hit['group']}")).values():
+            colour, cosine = item.metadata.get("colour"), float(query @ colours.vector(item.id))
+            best[colour] = max(best.get(colour, (-2.0, 0)), (cosine, item.id))
+            counts[colour] = counts.get(colour, 0) + 1
+        names = sorted(best, key=lambda colour: -best[colour][0])
+        ids = [best[name][1] for name in names]
+        assert hit["variant_count"] == plain["variant_count"] == same.variant_count == len(names) > 1
+        assert (hit["id"], plain["id"], "views" in plain) == (ids[0], ids[0], False)
+        assert [view["id"] for view in hit["views"]] == ids
+        assert [view.get("variant") for view in hit["views"]] == names
+        assert [view.variant for view in same.views or ()] == names
+        assert [view["view_count"] for view in hit["views"]] == [counts[name] for name in names]
+        scores = [view["score"] for view in hit["views"]]
+        assert scores == pytest.approx([best[name][0] for name in names], abs=1e-6)
 
 
 def test_too_many_views_are_refused(address: str, gallery: Gallery) -> None:
