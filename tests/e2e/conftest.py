@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from retrieval import Gallery
 from retrieval.reports.folder import evaluate_and_keep
-from tests.e2e.page_driver import Fragile, visiting
+from tests.e2e.page_driver import Fragile, unbroken_page, visiting
 from tests.e2e.page_gallery import catalogue, confused, formulas, stock, twice
 from tests.e2e.page_modules import HOME, serve_module
 from tests.serve.serving import SERVE, Server, serving
@@ -98,6 +98,20 @@ def context(browser: Browser, site: Server) -> Iterator[BrowserContext]:
 def page(context: BrowserContext, server: Server) -> Iterator[Page]:
     """The page in a new tab, ready; it must send no request to another host."""
     with visiting(context, server) as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def alone(gallery: Gallery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server over a module's own gallery, without changes."""
+    with serving([*SERVE, str(gallery.folder)], tmp_path_factory.mktemp("scratch"), forked=True) as running:
+        yield running
+
+
+@pytest.fixture
+def unopened(context: BrowserContext, alone: Server) -> Iterator[Page]:
+    """A new tab for the page of that server; its scripts must have no error."""
+    with unbroken_page(context, alone) as page:
         yield page
 
 

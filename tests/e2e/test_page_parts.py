@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from playwright.sync_api import BrowserContext, Page, expect
+from playwright.sync_api import Page, expect
 
 from retrieval import Gallery
 from tests.conftest import draw
 from tests.e2e.accessibility import violations
-from tests.e2e.page_driver import search_with, unbroken_page
+from tests.e2e.page_driver import search_with
 from tests.e2e.page_gallery import create
-from tests.serve.serving import SERVE, Server, serving
+from tests.serve.serving import Server
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -30,29 +28,17 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
     return made
 
 
-@pytest.fixture(scope="module")
-def server(gallery: Gallery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving([*SERVE, str(gallery.folder)], tmp_path_factory.mktemp("scratch"), forked=True) as running:
-        yield running
-
-
-@pytest.fixture
-def page(context: BrowserContext, server: Server) -> Iterator[Page]:
-    with unbroken_page(context, server) as page:
-        yield page
-
-
-def test_the_outline_lies_on_the_part(page: Page, server: Server, gallery: Gallery) -> None:
+def test_the_outline_lies_on_the_part(unopened: Page, alone: Server, gallery: Gallery) -> None:
     (whole,) = gallery.select(where="label = 'room'")
     (part,) = gallery.select(where="label = 'sofa'")
-    search_with(page, server, f"?like={whole}&open={part}")
-    context = page.get_by_test_id("context")
+    search_with(unopened, alone, f"?like={whole}&open={part}")
+    context = unopened.get_by_test_id("context")
     picture, outline = context.get_by_role("img"), context.locator("[data-part=outline]")
     expect(picture).to_be_visible()
     expect(outline).to_be_visible()
-    page.wait_for_function("one => one.naturalWidth === 80", arg=picture.element_handle())
+    unopened.wait_for_function("one => one.naturalWidth === 80", arg=picture.element_handle())
     for width in (1200, 390):
-        page.set_viewport_size({"width": width, "height": 800})
+        unopened.set_viewport_size({"width": width, "height": 800})
         around, box = picture.bounding_box(), outline.bounding_box()
         assert around is not None
         assert box is not None
@@ -60,14 +46,14 @@ def test_the_outline_lies_on_the_part(page: Page, server: Server, gallery: Galle
         assert across == pytest.approx(down, rel=0.02)
         assert (box["x"] - around["x"]) / across == pytest.approx(16, abs=0.6)
         assert (box["y"] - around["y"]) / down == pytest.approx(30, abs=0.6)
-    expect(page.locator("#dialog [data-part=caption]")).to_have_text("0.png")
+    expect(unopened.locator("#dialog [data-part=caption]")).to_have_text("0.png")
     # The card and the dialog show the part alone.
-    shown = page.locator("#dialog [data-part=image]")
-    page.wait_for_function("one => one.naturalWidth > 0", arg=shown.element_handle())
+    shown = unopened.locator("#dialog [data-part=image]")
+    unopened.wait_for_function("one => one.naturalWidth > 0", arg=shown.element_handle())
     shape = shown.evaluate("one => one.naturalWidth / one.naturalHeight")
     assert shape == pytest.approx(32 / 20, rel=0.02)
-    assert violations(page) == []
+    assert violations(unopened) == []
     # An image that is a whole picture has no outline.
-    page.goto(f"{server.url}/?like={part}&open={whole}")
+    unopened.goto(f"{alone.url}/?like={part}&open={whole}")
     expect(shown).to_have_attribute("alt", f"item {whole}, room")
     expect(context).to_be_hidden()

@@ -3,11 +3,17 @@
 import {GALLERY} from './options.js';
 import {breakable, part} from './dom.js';
 
+/**
+ * A card, whose element is there while it is near the window, or a heading, which has no item. `place` counts the cards from 1;
+ * `seen` says how new what is known of the item is.
+ * @typedef {{item?: any, heading?: () => HTMLElement, place: number, label: string, gone: boolean, seen: number, element: ?Root}} Entry
+ */
+
 const KEPT = `lookalike:cards:${GALLERY?.uuid}`;
 /** The number before the name of a class, as in 001.Black_footed_Albatross. */
 export const NUMBERED = /^(\d+[._]|0\d*[\s-])\s*(?=\S)/;
 const SMALLEST = 5, LARGEST = 20;  // rem, of the height of a row
-const KEYS = {s: 'alone', '+': 'like', '-': 'unlike', x: 'select'};
+const KEYS = {s: 'alone', '+': 'like', '-': 'unlike', x: 'select', v: 'variant'};
 const STEPS = {ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [1, 1], ArrowUp: [-1, -1]};  // cards, rows
 
 /** What the visitor has chosen: `columns` to show, null for those of the gallery's owner; `size` of a row in rem, null for the usual one. */
@@ -41,6 +47,15 @@ class Choice extends EventTarget {
 
 export const choice = new Choice();
 
+/** The grids of the page by their lists. @type {WeakMap<Element, import('./grid.js').Grid>} */
+export const grids = new WeakMap();
+
+/** Return the grid that is shown in a part of the page, if there is one. */
+export function gridIn(root) {
+  const lists = [...root?.querySelectorAll('[data-part=hits], [data-part=grid]') ?? []];
+  return lists.filter(list => list.getClientRects().length).map(list => grids.get(list)).find(Boolean);
+}
+
 /**
  * Let a visitor choose in a panel.
  * @param {Element} panel Has the parts `size` and `columns`.
@@ -68,13 +83,15 @@ export function choosing(panel, columns) {
 const usualSize = element => parseFloat(getComputedStyle(element).getPropertyValue('--usual')) || 10;
 
 /**
- * Show on a card what is known of its item: its label and the columns that are chosen, or that it is gone.
- * @param {import('./grid.js').Entry} entry
+ * Show on a card its item, and what is known of it: its label and the columns that are chosen, or that it is gone.
+ * @param {Entry} entry
  * @param {string} alt Alternative text of the picture.
  * @param {boolean} numbered Whether the label begins with a number that is left out.
  */
 export function dress({element, item, label, gone}, alt, numbered) {
   const facts = gone ? [] : choice.shown().map(column => item.metadata[column]).filter(value => value !== undefined && value !== null);
+  if (element.dataset.item !== String(item.id)) part(element, 'image').src = item.thumbnail;
+  element.dataset.item = item.id;
   element.classList.toggle('gone', gone);
   part(element, 'image').alt = alt;
   drawLabel(element, label, numbered);
@@ -89,7 +106,7 @@ export function drawLabel(card, text, numbered) {
 /**
  * Let arrow keys move among the cards of a list, and letters act on the one with the focus.
  * @param {Root} list
- * @param {(what: string, card: HTMLElement) => void} act Receives `alone`, `like`, `unlike` or `select` and the card.
+ * @param {(what: string, card: HTMLElement) => void} act Receives `alone`, `like`, `unlike`, `select` or `variant` and the card.
  * @param {(card: HTMLElement, by: number, rows: number) => void} step Receives by how many cards or rows to move, from which card.
  */
 export function steer(list, act, step) {

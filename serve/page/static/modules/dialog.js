@@ -1,10 +1,10 @@
 // The dialog that shows one image of the gallery; the address names it.
 
 import {address, ownViews} from './address.js';
+import {gridIn} from './cards.js';
 import {announce} from './changes.js';
 import {stays} from './device.js';
 import {breakable, fileName, part, show} from './dom.js';
-import {gridIn} from './grid.js';
 import {Heatmap} from './heatmap.js';
 import {linkTo} from './link.js';
 import {GALLERY} from './options.js';

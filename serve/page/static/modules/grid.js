@@ -1,7 +1,7 @@
 // A list of cards of which only those near the window are in the document, so that it may be as long as one likes. In place of the
 // others the list has padding, as high as their rows were when they were last seen, or will be, as far as is known.
 
-import {choice, drawLabel, dress, NUMBERED, steer} from './cards.js';
+import {choice, drawLabel, dress, grids, NUMBERED, steer} from './cards.js';
 import {presentItems} from './changes.js';
 import {part, proportion, ratioOf} from './dom.js';
 import {Rows} from './rows.js';
@@ -12,20 +12,7 @@ const PAUSE = 200;  // milliseconds of rest before others are
 const TRIES = 4;  // times that the heights of new rows may change which rows are near
 const PAPER = matchMedia('print');
 
-/**
- * A card, whose element is there while it is near the window, or a heading, which has no item. `place` counts the cards from 1;
- * `seen` says how new what is known of the item is.
- * @typedef {{item?: any, heading?: () => HTMLElement, place: number, label: string, gone: boolean, seen: number, element: ?Root}} Entry
- */
-
-/** @type {WeakMap<Element, Grid>} */
-const grids = new WeakMap();
-
-/** Return the grid that is shown in a part of the page, if there is one. */
-export function gridIn(root) {
-  const lists = [...root?.querySelectorAll('[data-part=hits], [data-part=grid]') ?? []];
-  return lists.filter(list => list.getClientRects().length).map(list => grids.get(list)).find(Boolean);
-}
+/** @typedef {import('./cards.js').Entry} Entry */
 
 export class Grid {
   #list; #how; #rows = new Rows(); #numbered = false; #plain = 0; #size = -1; #epoch = 0; #timer = 0; #busy = false;
@@ -44,7 +31,7 @@ export class Grid {
    * @param {(item: any, place: number) => Root} how.draw Returns a new card, with the parts `image`, `open`, `label` and `facts`.
    * @param {(item: any) => string} how.words Returns the label of an item.
    * @param {(item: any, place: number, words: string) => string} how.alt Returns the alternative text of its picture.
-   * @param {(what: string, item: any) => void} how.act Receives `alone`, `like`, `unlike` or `select`, and the item whose card a key was pressed on.
+   * @param {(what: string, item: any) => void} how.act Receives `alone`, `like`, `unlike`, `select` or `variant`, and the item whose card a key was pressed on.
    * @param {() => void} how.more Called while the end is less than so many pixels below the window: `how.ahead`.
    * @param {number} how.ahead
    */
@@ -208,11 +195,19 @@ export class Grid {
     const {item, place} = entry, card = this.#how.draw(item, place);
     entry.element = card;
     proportion(card, item);
-    card.dataset.item = item.id;
     card.ariaPosInSet = String(place);
     card.ariaSetSize = String(this.#size);
-    part(card, 'image').src = item.thumbnail;
     this.#dress(entry);
+  }
+
+  /** Let the card of an item show another one, of which this is known; the rest is read soon. Returns the card. */
+  exchange(item, known) {
+    const entry = this.#entries.find(one => one.item === item);
+    Object.assign(item, known);
+    entry.seen = -1;
+    this.#dress(entry);
+    this.look();
+    return entry.element;
   }
 
   /** @param {Entry} entry */

@@ -4,7 +4,7 @@ import {bandName, withBands} from './bands.js';
 import {clone, fileName, part, show} from './dom.js';
 import {Grid} from './grid.js';
 import {DRAGGED} from './intake.js';
-import {viewsOf} from './views.js';
+import {drawVariants, variantOf, viewsOf} from './views.js';
 
 const AHEAD = 1200;  // pixels below the window in which further hits are searched for
 
@@ -21,16 +21,18 @@ export class Results {
     this.#list = part(root, 'hits');
     this.#end = part(root, 'end');
     this.#grid = new Grid(this.#list, part(root, 'status'), {
-      api, act, more, ahead: AHEAD, words: title,
+      api, more, ahead: AHEAD, words: title,
+      act: (what, hit) => what === 'variant' ? this.#exchange(hit) : act(what, hit),
       draw: (hit, rank) => this.#card(hit, rank),
       alt: (hit, rank, words) => [
-        rank, likeness(hit), `${hit.label === null ? 'no label' : words}${COMPARED[this.#compared(hit)]}`, viewsOf(hit),
+        rank, likeness(hit), `${hit.label === null ? 'no label' : words}${COMPARED[this.#compared(hit)]}`, variantOf(hit), viewsOf(hit),
       ].filter(Boolean).join(' · '),
     });
     this.#list.addEventListener('click', event => {
       const button = event.target.closest('button');
       const card = event.target.closest('li');
-      if (button && card) act(button.dataset.act, this.#grid.of(card));
+      if (button?.dataset.view) this.#exchange(this.#grid.of(card), Number(button.dataset.view));
+      else if (button && card) act(button.dataset.act, this.#grid.of(card));
     });
     this.#list.addEventListener('dragstart', event => {
       const card = event.target.closest('li');
@@ -74,6 +76,14 @@ export class Results {
   /** Bring the labels of the hits up to date. */
   freshen() { return this.#grid.freshen(); }
 
+  /** Let a hit show one of its variants: that with an id, or the next one. */
+  #exchange(hit, id = 0) {
+    const views = hit.variant_count > 1 ? hit.views ?? [] : [], at = views.findIndex(view => view.id === (id || hit.id));
+    if (at < 0) return;
+    const {id: shown, key, thumbnail} = views[id ? at : (at + 1) % views.length];
+    drawVariants(this.#grid.exchange(hit, {id: shown, key, thumbnail}), hit);
+  }
+
   #compared({label}) { return this.#labels.size && label !== null ? (this.#labels.has(label) ? 'same' : 'other') : ''; }
 
   #card(hit, rank) {
@@ -81,6 +91,7 @@ export class Results {
     card.dataset.rank = rank;
     if (mark) part(card, 'mark').className = mark;
     if (viewsOf(hit)) part(card, 'score').dataset.views = viewsOf(hit);
+    drawVariants(card, hit);
     if (hit.score !== null) part(card, 'score').textContent = hit.probability === null ? decimals(hit.score) : percent(hit.probability);
     part(card, 'open').title = [fileName(hit.key), likeness(hit), ...Object.entries(hit.metadata).map(([name, value]) => `${name}: ${value}`)].filter(Boolean).join('\n');
     return card;

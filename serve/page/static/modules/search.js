@@ -16,6 +16,7 @@ import {percent, range, Results} from './results.js';
 import {FIRST, MOST, Searcher} from './searcher.js';
 import {Sharing} from './sharing.js';
 import {csv, save} from './table.js';
+import {idsOf} from './views.js';
 
 const SEARCHED = ['like', 'unlike', 'text', 'without', 'where', 'picked', ...Object.keys(UNCHOSEN), 'sort'];
 const question = state => JSON.stringify(SEARCHED.map(name => state[name]));
@@ -135,7 +136,7 @@ export class SearchTab {
       if (asked !== this.#asked || this.#busy) return;
       const answer = await this.#searcher.run(state, this.#filters.condition(), Math.max(hits.length, FIRST), () => {});
       if (asked !== this.#asked || !answer) return;
-      const known = new Set(hits.map(hit => hit.id)), others = answer.hits.filter(hit => !known.has(hit.id)).length;
+      const known = new Set(hits.flatMap(idsOf)), others = answer.hits.filter(hit => !known.has(hit.id)).length;
       this.#news.tell(others ? `${plural(others, 'other result')} would be found now` : '');
     } catch { /* what is shown stays */ }
   }

@@ -5,6 +5,7 @@ import {decoded} from './link.js';
 import {chosen, GALLERY, OPTIONS} from './options.js';
 import * as pictures from './pictures.js';
 import {embedded, encoded, forget} from './vectors.js';
+import {idsOf, VARIANTS} from './views.js';
 
 export const FIRST = 48;  // results of a new search
 export const MOST = 1000;  // of the API
@@ -37,6 +38,7 @@ export class Searcher {
     for (const name of ['text', 'without']) if (state[name]) body[name] = [state[name]];
     for (const name of chosen(state)) body[name] = state[name];
     if (state.sort) body.order = state.sort;
+    if (GALLERY?.variant && !body.group_by) body.group_size = VARIANTS;
     if (this.#model) body.fingerprint = this.#model.fingerprint;
     const asked = JSON.stringify({...body, k: 0});
     if (this.#id && asked === this.#asked) body.query_id = this.#id;  // more of the same, not another search
@@ -72,7 +74,7 @@ export class Searcher {
     if (id !== this.#id) this.#told.clear();
     this.#asked = asked;
     this.#id = id;
-    this.#found = new Set(hits.map(hit => hit.id));
+    this.#found = new Set(hits.flatMap(idsOf));
   }
 
   /** Return a view as the API takes it. */
