@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from retrieval.evaluation.score import CURVE_KS, Result, by_key
@@ -11,7 +13,7 @@ from retrieval.metrics.judged import RelevantRanks, ranks_among
 from retrieval.metrics.per_query import average_precision_of_ranks, r_precision_of_ranks
 from retrieval.metrics.statistics import bootstrap_intervals, class_intervals
 from retrieval.progress import Progress
-from retrieval.search.groups import SOFTNESS
+from retrieval.search.groups import group_scores
 from retrieval.search.options import GROUP_SCORES
 
 _CELLS = 1 << 22  # of queries x gallery at once: 16 MB
@@ -63,9 +65,13 @@ def product_results(
 
 
 def rank_products(
-    inputs: Inputs, products: np.ndarray, *, show_progress: bool = False
+    inputs: Inputs,
+    products: np.ndarray,
+    kinds: Collection[str] = tuple(GROUP_SCORES),
+    *,
+    show_progress: bool = False,
 ) -> dict[str, RelevantRanks]:
-    """Rank the products of each query's class, for each of `GROUP_SCORES`; arguments as above."""
+    """Rank the products of each query's class, for some of `GROUP_SCORES`; the other arguments as above."""
     order = np.argsort(products, kind="stable")
     _, starts, sizes = np.unique(products[order], return_index=True, return_counts=True)
     place = np.empty(len(order), np.int64)
@@ -74,7 +80,7 @@ def rank_products(
     pairs = np.unique(np.stack([inputs.gallery_classes, number]), axis=1)
     ends = np.searchsorted(pairs[0], np.arange(pairs[0].max() + 2))
     views, count = np.ascontiguousarray(inputs.gallery[order].T), len(inputs.query)
-    ranks: dict[str, list[np.ndarray]] = {kind: [np.empty(0, np.int64)] for kind in GROUP_SCORES}
+    ranks: dict[str, list[np.ndarray]] = {kind: [np.empty(0, np.int64)] for kind in kinds}
     to_find = np.zeros(count, np.int64)
     step = max(1, _CELLS // len(order))
     with Progress("ranking products", count, "queries", show=show_progress) as progress:
@@ -89,42 +95,14 @@ def rank_products(
             left_out = members == 0
             if inputs.products is not None:
                 left_out |= products[order[starts]] == inputs.products[0][part, None]
-            scores = _scores(cosines, hidden, starts, sizes, members)
+            scores = group_scores(kinds, cosines, starts, members, hidden)
             for row, query in enumerate(part.tolist()):
                 asked = inputs.query_classes[query]
                 relevant = pairs[1, ends[asked] : ends[asked + 1]] if asked >= 0 else pairs[1, :0]
                 relevant = relevant[~left_out[row, relevant]]
                 to_find[query] = len(relevant)
-                for kind in GROUP_SCORES:
+                for kind in kinds:
                     ranks[kind].append(ranks_among(scores[kind][row], relevant, left_out[row]))
             progress.update(len(part))
     queries = np.repeat(np.arange(count), to_find)
     return {kind: RelevantRanks(queries, np.concatenate(found), to_find) for kind, found in ranks.items()}
-
-
-def _scores(
-    cosines: np.ndarray,
-    hidden: tuple[np.ndarray, np.ndarray],
-    starts: np.ndarray,
-    sizes: np.ndarray,
-    members: np.ndarray,
-) -> dict[str, np.ndarray]:
-    """Return the scores of products, float32 [b, P]; see `retrieval.search.groups.group_scores`.
-
-    Args:
-        cosines: Cosines of the views, sorted by product, float32 [b, M]; overwritten.
-        hidden: Where a view is the query itself, which does not count.
-        starts: First view of each product, int [P].
-        sizes: Number of its views, int [P].
-        members: Number of its views that count, int [b, P].
-    """
-    cosines[hidden] = -np.inf
-    best = np.maximum.reduceat(cosines, starts, axis=1)
-    counts = np.maximum(members, 1).astype(np.float32)
-    highest = np.where(members > 0, best, 0)
-    below = np.exp((cosines - np.repeat(highest, sizes, axis=1)) / np.float32(SOFTNESS))
-    soft = highest + np.float32(SOFTNESS) * np.log(
-        np.maximum(np.add.reduceat(below, starts, axis=1), np.finfo(np.float32).tiny) / counts
-    )
-    cosines[hidden] = 0
-    return {"best": best, "mean": np.add.reduceat(cosines, starts, axis=1) / counts, "soft": soft}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -176,23 +176,25 @@ def best_of_each(found: Ranking, groups: np.ndarray) -> Ranking:
     return found[np.sort(first)]
 
 
-def rank_groups(
-    kind: str, rows: np.ndarray, cosines: np.ndarray, which: np.ndarray, count: int, k: int
-) -> Ranking:
+def rank_groups(kind: str, rows: np.ndarray, cosines: np.ndarray, which: np.ndarray, k: int) -> Ranking:
     """Return the best member of each of the k best groups, with the scores of the groups.
 
     Args:
         kind: One of `retrieval.search.options.GROUP_SCORES`.
         rows: Members, int64 [n].
         cosines: Their cosines with the views of the query, float32 [n, m].
-        which: Position of the group of each member, int64 [n].
-        count: Number of groups, none of them empty.
+        which: Number of the group of each member, int64 [n].
         k: Number of groups wanted.
     """
+    if not len(rows):
+        return NOTHING
     order = np.lexsort((rows, -cosines.mean(1), which))
-    best = rows[order[np.flatnonzero(np.diff(which[order], prepend=-1))]]
-    scores = group_scores(kind, cosines, which, count)
-    return Ranking(best, scores)[np.lexsort((best, -scores))[:k]]
+    starts = np.flatnonzero(np.diff(which[order], prepend=-1))
+    best = rows[order[starts]]
+    sizes = np.diff(starts, append=len(order))
+    by_view = np.ascontiguousarray(cosines[order].T)
+    found = group_scores([kind], by_view, starts, sizes)[kind].mean(0)
+    return Ranking(best, found)[np.lexsort((best, -found))[:k]]
 
 
 def is_complete(found: Ranking, near: Sequence[HasScores], k: int, wanted: int) -> bool:
@@ -212,29 +214,44 @@ def is_complete(found: Ranking, near: Sequence[HasScores], k: int, wanted: int) 
     return len(found.rows) == k and bool(found.scores[-1] >= np.mean([one.scores[-1] for one in near]))
 
 
-def group_scores(kind: str, cosines: np.ndarray, which: np.ndarray, count: int) -> np.ndarray:
-    """Return the score of each group, float32 [count]: the mean over the views of the query.
+def group_scores(
+    kinds: Collection[str],
+    cosines: np.ndarray,
+    starts: np.ndarray,
+    sizes: np.ndarray,
+    hidden: tuple[np.ndarray, np.ndarray] | None = None,
+) -> dict[str, np.ndarray]:
+    """Return the scores of groups for each query, float32 [b, groups], by kind.
 
-    For one view of the query it is never above the score of the group's best member.
+    None is above that of the group's best member.
 
     Args:
-        kind: One of `retrieval.search.options.GROUP_SCORES`.
-        cosines: Cosines of the members with the views of the query, float32 [n, m].
-        which: Position of the group of each member, int64 [n].
-        count: Number of groups, none of them empty.
+        kinds: Some of `retrieval.search.options.GROUP_SCORES`.
+        cosines: Cosines of queries with the members of all groups, one group after the other, float32 [b, n];
+            those of hidden members are overwritten.
+        starts: First member of each group, int [groups].
+        sizes: Number of members of each that count: int [groups], or for each query int [b, groups]. The
+            score of a group without any has no meaning.
+        hidden: Query and position of members that do not count; `None` if all do.
     """
-    best = np.full((count, cosines.shape[1]), -np.inf)
-    np.maximum.at(best, which, cosines)
-    if kind == "best":
-        return np.asarray(best.mean(1), np.float32)
-    below = cosines - best[which]  # 0 or less, so that no power overflows
-    if kind == "soft":
-        below = np.exp(below / SOFTNESS)
-    mean = np.zeros_like(best)
-    np.add.at(mean, which, below)
-    mean /= np.bincount(which, minlength=count)[:, None]
-    scores = best + (SOFTNESS * np.log(mean) if kind == "soft" else mean)
-    return np.asarray(scores.mean(1), np.float32)
+    if hidden is not None:
+        cosines[hidden] = -np.inf
+    scores = {"best": np.maximum.reduceat(cosines, starts, axis=1)}
+    if {*kinds} != {*scores}:
+        counts, highest = np.maximum(sizes, 1).astype(np.float32), np.maximum(scores["best"], -1)
+        below = cosines - np.repeat(highest, np.diff(starts, append=cosines.shape[1]), axis=1)
+        if "mean" in kinds:
+            if hidden is not None:
+                below[hidden] = 0
+            scores["mean"] = highest + np.add.reduceat(below, starts, axis=1) / counts
+        if "soft" in kinds:
+            below /= np.float32(SOFTNESS)
+            np.exp(below, out=below)
+            if hidden is not None:
+                below[hidden] = 0
+            mean = np.maximum(np.add.reduceat(below, starts, axis=1) / counts, np.finfo(np.float32).tiny)
+            scores["soft"] = highest + np.float32(SOFTNESS) * np.log(mean)
+    return {kind: scores[kind] for kind in kinds}
 
 
 def whole_products(products: np.ndarray | None, classes: np.ndarray) -> np.ndarray | None:

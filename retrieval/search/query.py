@@ -191,7 +191,7 @@ class Searcher:
             met = np.unique(groups.numbers[np.concatenate([one.rows for one in near])])
             rows, which = self._members(groups, met, allowed, excluded)
             cosines = self.snapshot.cosines(query, rows)
-            found = rank_groups(options.group_score, rows, cosines, which, len(met), options.k)
+            found = rank_groups(options.group_score, rows, cosines, which, options.k)
             if is_complete(found, near, options.k, wanted):
                 return found
             wanted *= 4

@@ -129,9 +129,7 @@ class StoreSearcher:
             near = self._nearest(query, wanted, condition, [excluded] * len(query))
             met = np.unique(np.concatenate([one.rows for one in near]))
             rows, which, _ = self._members(met, condition, excluded, column)
-            which = np.unique(which, return_inverse=True)[1]
-            cosines, count = self._cosines(query, rows), int(which.max(initial=-1)) + 1
-            found = rank_groups(options.group_score, rows, cosines, which, count, options.k)
+            found = rank_groups(options.group_score, rows, self._cosines(query, rows), which, options.k)
             if is_complete(found, near, options.k, wanted):
                 return found
             wanted *= 4
