@@ -96,8 +96,8 @@ class Contender:
 
     @property
     def results(self) -> list[Result]:
-        """The headline result of each report."""
-        return [report.headline for report in self.reports]
+        """The result of each report that comparisons go by."""
+        return [report.compared for report in self.reports]
 
     @property
     def baselines(self) -> list[Result]:
@@ -115,7 +115,7 @@ class Contender:
 
     @property
     def by_seed(self) -> dict[int, Result]:
-        """The headline results by seed; empty if a seed is unknown or occurs twice."""
+        """The results by seed; empty if a seed is unknown or occurs twice."""
         known = len(set(self.seeds)) == len(self.reports)
         return dict(zip(self.seeds, self.results, strict=True)) if known else {}
 
@@ -245,7 +245,9 @@ def compare_reports(contenders: Sequence[Contender]) -> Comparison:
     If both know their queries, the first and each other contender are also compared on the queries that they
     share: same path, same bytes and same class. Single runs are compared by `verdict.judge` and by McNemar's
     exact test, groups of runs by the paired t-test if they have the same seeds, else by Welch's. Judged
-    queries are compared by each protocol that all reports have, with what they show as their class.
+    queries are compared by each protocol that all reports have, with what they show as their class. In
+    galleries of products, hits are products, and queries of one product are resampled together; these are not
+    independent, so that there is no test of single queries.
 
     Raises:
         InputError: Fewer than two contenders, or reports of different data that share no query.
@@ -254,6 +256,8 @@ def compare_reports(contenders: Sequence[Contender]) -> Comparison:
         raise InputError("compare: it takes at least two reports; a group of runs counts as one")
     if len({report.judged is None for contender in contenders for report in contender.reports}) > 1:
         raise InputError("compare: only some reports know judged queries; evaluate again on the same data")
+    if not all(_has_products(report) for contender in contenders for report in contender.reports):
+        contenders = [replace(one, reports=tuple(r.by_images() for r in one.reports)) for one in contenders]
     views = [[report.by_protocol() for report in contender.reports] for contender in contenders]
     known = [list(view) for runs in views for view in runs]
     protocols = [name for name in known[0] if all(name in names for names in known)]
@@ -276,6 +280,10 @@ def compare_reports(contenders: Sequence[Contender]) -> Comparison:
         pairs=[pair for one in found for pair in one.pairs],
         notes=list(dict.fromkeys(note for one in found for note in one.notes)),
     )
+
+
+def _has_products(report: Report) -> bool:
+    return report.findings is not None and bool(report.findings.queries.product)
 
 
 def _named(name: str, protocol: str) -> str:
@@ -401,10 +409,10 @@ def _answers(report: Report, keys: Sequence[str]) -> _Answers:
     if report.findings is None:
         return {}
     queries, names = report.findings.queries, report.findings.classes.name
-    ranks = np.array([rank or np.inf for rank in queries.first_right])
+    first_right, average_precision, map_at_r = queries.compared
+    ranks = np.array([rank or np.inf for rank in first_right])
     columns = {f"recall_at_{k}": ranks <= k for k in sorted(by_k(dict.fromkeys(keys, 0.0)))}
-    columns |= {"mean_ap": np.array(queries.average_precision, float)}
-    columns |= {"map_at_r": np.array(queries.map_at_r, float)}
+    columns |= {"mean_ap": np.array(average_precision, float), "map_at_r": np.array(map_at_r, float)}
     table = np.stack([columns[key] for key in keys], 1).astype(float).tolist()  # [N, keys]
     rows = zip(queries.path, queries.content, queries.label, table, strict=True)
     return {
@@ -412,6 +420,16 @@ def _answers(report: Report, keys: Sequence[str]) -> _Answers:
         for path, content, label, values in rows
         if values[_PRECISION] == values[_PRECISION]  # not NaN: there is an image to find
     }
+
+
+def _products(report: Report, shared: Sequence[_QueryKey]) -> np.ndarray | None:
+    """Return the product of each query; `None` if images are not of products."""
+    if report.findings is None or not report.findings.queries.product:
+        return None
+    queries, names = report.findings.queries, report.findings.classes.name
+    rows = zip(queries.path, queries.content, queries.label, queries.product, strict=True)
+    found = {(path, content, names[label]): product for path, content, label, product in rows}
+    return np.array([found[key] for key in shared])
 
 
 def _judged_keys(judged: JudgedQueries, answers: JudgedAnswers) -> list[_QueryKey]:
@@ -508,7 +526,8 @@ def _compare_queries(
     a = np.array([ours[key] for key in shared])  # [queries, keys]
     b = np.array([theirs[key] for key in shared])
     labels = [label for _, _, label in shared]
-    single = len(first.reports) == len(other.reports) == 1
+    single, products = len(first.reports) == len(other.reports) == 1, _products(first.reports[0], shared)
+    tested = single and products is None
     # Largest change first: by the share of runs that changed, then by average precision.
     right, precision = (b - a).T[[_RIGHT, _PRECISION]]
     order = np.lexsort((-precision, -right))
@@ -529,20 +548,21 @@ def _compare_queries(
         first=first.name,
         other=other.name,
         queries=len(shared),
-        mcnemar=mcnemar(b[:, _RIGHT] == 1, a[:, _RIGHT] == 1) if single else None,
+        mcnemar=mcnemar(b[:, _RIGHT] == 1, a[:, _RIGHT] == 1) if tested else None,
         verdict=judge(
             other.name,
             first.name,
             other_by_key,
             first_by_key,
             np.array(labels),
+            products=products,
             strata=_parts(first.reports[0], shared),
             deciding=deciding,
             beside=gaps,
         )
         if single
         else None,
-        classes=_compare_classes(labels, a[:, _RIGHT], b[:, _RIGHT], tested=single),
+        classes=_compare_classes(labels, a[:, _RIGHT], b[:, _RIGHT], tested=tested),
         gained=len(gained),
         lost=len(lost),
         gained_queries=[change(at) for at in gained[:QUERIES].tolist()],

@@ -51,6 +51,10 @@ class Queries:
         nearest: Path of the nearest image; `None` if there is none.
         nearest_label: Its label; `None` if it has none.
         nearest_score: Its cosine similarity.
+        product: Number of the query's product, if its other views are left out; empty if images are not of
+            products, or these are what is to be found.
+        product_first_right, product_average_precision, product_map_at_r: The same as without `product_`, for
+            a search whose hits are products.
     """
 
     path: list[str]
@@ -62,6 +66,17 @@ class Queries:
     nearest: list[str | None] = field(default_factory=list)
     nearest_label: list[str | None] = field(default_factory=list)
     nearest_score: list[float | None] = field(default_factory=list)
+    product: list[int] = field(default_factory=list)
+    product_first_right: list[int | None] = field(default_factory=list)
+    product_average_precision: list[float | None] = field(default_factory=list)
+    product_map_at_r: list[float | None] = field(default_factory=list)
+
+    @property
+    def compared(self) -> tuple[list[int | None], list[float | None], list[float | None]]:
+        """First right rank, average precision and MAP@R that comparisons go by: of products, if there are."""
+        if self.product:
+            return self.product_first_right, self.product_average_precision, self.product_map_at_r
+        return self.first_right, self.average_precision, self.map_at_r
 
 
 @dataclass(frozen=True)

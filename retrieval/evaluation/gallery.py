@@ -10,7 +10,7 @@ import numpy as np
 
 from retrieval.errors import InputError, LookalikeError
 from retrieval.evaluation.findings import ImageSet, find_mistakes
-from retrieval.evaluation.products import product_results
+from retrieval.evaluation.products import best_view_values, product_results
 from retrieval.evaluation.report import TRAINED_NOTE, Report
 from retrieval.evaluation.score import Result, evaluate
 from retrieval.evaluation.verdict import DECIDING, Verdict, judge
@@ -69,16 +69,18 @@ def evaluate_gallery(
         backend=gallery.backend,
         show_progress=show_progress,
     )
-    by_product: list[Result] = []
-    if hits is not None:
-        both = None if products is None else (products[queries], products)
-        inputs = build_inputs(found.vectors[queries], numbers[queries], found.vectors, numbers, queries, both)
-        by_product = product_results(_NAME, inputs, hits, show_progress=show_progress)
     query_images = ImageSet(
         gallery.paths.lookup(found.ids[queries].tolist()),
         [labels[row] for row in queries],
         [found.contents[row] for row in queries],
     )
+    searched = ImageSet(gallery.paths.lazy(found.ids.tolist()), labels)
+    findings, by_product = find_mistakes(evaluation, query_images, searched), list[Result]()
+    if hits is not None:
+        both = None if products is None else (products[queries], products)
+        inputs = build_inputs(found.vectors[queries], numbers[queries], found.vectors, numbers, queries, both)
+        measured = product_results(_NAME, inputs, hits, show_progress=show_progress)
+        findings, by_product = measured.answers(findings), measured.results
     classes = len(np.unique(numbers[queries]))
     return Report(
         data=gallery.folder.resolve().name,
@@ -88,9 +90,7 @@ def evaluate_gallery(
         fingerprint=gallery.fingerprint,
         results=[evaluation.result, *by_product],
         notes=_notes(gallery, found, len(labelled), len(queries), classes),
-        findings=find_mistakes(
-            evaluation, query_images, ImageSet(gallery.paths.lazy(found.ids.tolist()), labels)
-        ),
+        findings=findings,
         gallery_state=state,
     )
 
@@ -158,7 +158,7 @@ def compare_models(
         _deciding_values(np.stack([side[number] for number in ids.tolist()]), classes, products, new.backend)
         for side in sides
     )
-    verdict = judge("the new model", "the old one", ours, theirs, classes)
+    verdict = judge("the new model", "the old one", ours, theirs, classes, products=products)
     return ModelComparison(verdict, len(ids), len(items), _training_remark(old, new, verdict))
 
 
@@ -188,9 +188,11 @@ def _whole_classes(classes: np.ndarray, most: int) -> np.ndarray:
 def _deciding_values(
     vectors: np.ndarray, classes: np.ndarray, products: np.ndarray | None, backend: CpuBackend
 ) -> dict[str, np.ndarray]:
-    """Return the metrics that decide, query by query."""
-    both = None if products is None else (products, products)
-    evidence = Evidence(build_inputs(vectors, classes, products=both), classes, (1,), backend=backend)
+    """Return the metrics that decide, query by query; with products, these are the hits."""
+    if products is not None:
+        values = best_view_values(build_inputs(vectors, classes, products=(products, products)))
+        return {key: values[key] for key in DECIDING}
+    evidence = Evidence(build_inputs(vectors, classes), classes, (1,), backend=backend)
     return {
         key: metric.per_query(evidence).ravel()
         for metric in METRICS

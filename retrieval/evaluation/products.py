@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from retrieval.evaluation.score import CURVE_KS, Result, by_key
+from retrieval.evaluation.findings import Findings
+from retrieval.evaluation.score import BY_PRODUCT, CURVE_KS, Result, by_key
 from retrieval.metrics import mean
 from retrieval.metrics.inputs import Inputs
 from retrieval.metrics.judged import RelevantRanks, ranks_among
@@ -17,12 +19,48 @@ from retrieval.search.groups import group_scores
 from retrieval.search.options import GROUP_SCORES
 
 _CELLS = 1 << 22  # of queries x gallery at once: 16 MB
-_VIEWS = {"best": "best view", "mean": "mean of views", "soft": "soft maximum of views"}
+_TITLES = {"best": BY_PRODUCT, "mean": "product, mean of views", "soft": "product, soft maximum of views"}
+
+
+@dataclass(frozen=True)
+class ProductResults:
+    """What searches find whose hits are products.
+
+    Attributes:
+        results: A result for each score of a product.
+        ranks: Ranks of the products to find, by the best view.
+        products: Product of each query, int [N], if it is no hit; else `None`.
+    """
+
+    results: list[Result]
+    ranks: RelevantRanks
+    products: np.ndarray | None
+
+    def answers(self, findings: Findings) -> Findings:
+        """Return findings with the answers by product, which comparisons go by, if the own one is no hit."""
+        if self.products is None:
+            return findings
+        values = values_of(self.ranks)
+        first = np.zeros(len(self.products), np.int64)
+        queries, at = np.unique(self.ranks.queries, return_index=True)
+        first[queries] = self.ranks.ranks[at]
+        precisions, maps = (
+            [None if value != value else value for value in values[key].round(6).tolist()]
+            for key in ("mean_ap", "map_at_r")
+        )
+        added = replace(
+            findings.queries,
+            product=np.unique(self.products, return_inverse=True)[1].tolist(),
+            product_first_right=[rank or None for rank in first.tolist()],
+            product_average_precision=precisions,
+            product_map_at_r=maps,
+        )
+        return replace(findings, queries=added)
 
 
 def product_results(
     name: str, inputs: Inputs, products: np.ndarray, *, show_progress: bool = False
-) -> list[Result]:
+) -> ProductResults:
     """Measure searches whose hits are products, one result for each score of a product.
 
     A product is right if one of its views has the class of the query. The query itself is no view of its
@@ -39,29 +77,42 @@ def product_results(
     """
     ranks = rank_products(inputs, products, show_progress=show_progress)
     units = None if inputs.products is None else inputs.products[0]
-    keys = [*(f"recall_at_{k}" for k in CURVE_KS), "map_at_r", "r_precision", "mean_ap"]
     results = []
     for kind, one in ranks.items():
-        found = (one.queries, one.ranks, one.num_relevant)
-        table = np.column_stack(
-            [
-                one.recall(CURVE_KS),
-                average_precision_of_ranks(*found, one.num_relevant),
-                r_precision_of_ranks(*found),
-                average_precision_of_ranks(*found),
-            ]
-        )
+        values = values_of(one)
+        table = np.column_stack([*values.values()])
         over_classes = class_intervals(table, inputs.query_classes)
         results.append(
             Result(
                 name,
-                dict(zip(keys, mean(table).tolist(), strict=True)),
-                f"product, {_VIEWS[kind]}",
-                intervals=by_key(keys, bootstrap_intervals(table, units)),
-                class_intervals={} if over_classes is None else by_key(keys, over_classes),
+                dict(zip(values, mean(table).tolist(), strict=True)),
+                _TITLES[kind],
+                intervals=by_key([*values], bootstrap_intervals(table, units)),
+                class_intervals={} if over_classes is None else by_key([*values], over_classes),
             )
         )
-    return results
+    return ProductResults(results, ranks["best"], units)
+
+
+def values_of(ranks: RelevantRanks) -> dict[str, np.ndarray]:
+    """Return the metrics of each query, float64 [N]; nan for a query with nothing to find."""
+    found = (ranks.queries, ranks.ranks, ranks.num_relevant)
+    recall = zip(CURVE_KS, ranks.recall(CURVE_KS).T, strict=True)
+    return {f"recall_at_{k}": values for k, values in recall} | {
+        "map_at_r": average_precision_of_ranks(*found, ranks.num_relevant),
+        "r_precision": r_precision_of_ranks(*found),
+        "mean_ap": average_precision_of_ranks(*found),
+    }
+
+
+def best_view_values(inputs: Inputs) -> dict[str, np.ndarray]:
+    """Return the metrics of each query whose hits are other products than its own; see `values_of`.
+
+    Args:
+        inputs: Queries and images with their products.
+    """
+    assert inputs.products is not None
+    return values_of(rank_products(inputs, inputs.products[1], ["best"])["best"])
 
 
 def rank_products(

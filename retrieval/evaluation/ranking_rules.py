@@ -70,8 +70,8 @@ def ranking_cost(
         kept = np.sort(np.random.default_rng(0).choice(kept, limit, replace=False))
     label_of = dict(items)
     # If the label is the product, its views are what is to be found, one by one.
-    is_beside = gallery.manifest.product is not None and gallery.products_beside(ids, classes) is not None
-    plain_by = SearchOptions(DEPTH, group_by=None if is_beside else EACH)
+    products = gallery.products_beside(ids, classes)
+    plain_by = SearchOptions(DEPTH, group_by=EACH if products is None else None)
     ranked_by = replace(options, k=DEPTH, exclude=(), group_by=options.group_by or plain_by.group_by)
     found: list[list[float]] = []
     with Progress("searching", len(kept), "queries", show=show_progress) as progress:
@@ -88,7 +88,8 @@ def ranking_cost(
     values = np.array(found)
     plains, ours = (dict(zip(_KEYS, columns.T, strict=True)) for columns in np.split(values[:, :-1], 2, 1))
     of_queries = classes[kept]
-    verdict = judge("with these options", "without", ours, plains, of_queries)
+    units = None if products is None else products[kept]
+    verdict = judge("with these options", "without", ours, plains, of_queries, products=units)
     plain_means, our_means = (
         {key: float(column.mean()) for key, column in side.items()} for side in (plains, ours)
     )

@@ -11,7 +11,7 @@ from typing import Any
 from retrieval.display import Displayed
 from retrieval.errors import InputError
 from retrieval.evaluation.findings import Findings, JudgedQueries
-from retrieval.evaluation.score import KS, Result
+from retrieval.evaluation.score import BY_PRODUCT, KS, Result
 from retrieval.evaluation.verdict import Verdict
 from retrieval.files import now, write_texts
 from retrieval.text import pluralize
@@ -75,6 +75,20 @@ class Report(Displayed):
     def headline(self) -> Result:
         """The main result: the evaluated model, by class."""
         return next((result for result in reversed(self.results) if result.by is None), self.results[-1])
+
+    @property
+    def compared(self) -> Result:
+        """The result that comparisons go by: the headline, or of products as hits, see `Queries.product`."""
+        is_by_product = self.findings is not None and bool(self.findings.queries.product)
+        found = (one for one in reversed(self.results) if is_by_product and one.by == BY_PRODUCT)
+        return next(found, self.headline)
+
+    def by_images(self) -> Report:
+        """Return the report without the answers by product, for a comparison with one that has none."""
+        if self.findings is None or not self.findings.queries.product:
+            return self
+        queries = dataclasses.replace(self.findings.queries, product=[])
+        return dataclasses.replace(self, findings=dataclasses.replace(self.findings, queries=queries))
 
     def by_protocol(self) -> dict[str, Report]:
         """Return a report for each protocol of judged queries; itself as "" for others."""

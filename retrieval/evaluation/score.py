@@ -18,6 +18,7 @@ from retrieval.metrics.table import Evidence, all_metrics
 
 KS = (1, 2, 4, 8)
 CURVE_KS = (1, 2, 4, 8, 16, 32, 64)
+BY_PRODUCT = "product, best view"  # `Result.by` of hits that are products, in the order of a search
 
 
 @dataclass(frozen=True)

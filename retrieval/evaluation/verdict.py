@@ -21,7 +21,8 @@ class Change:
 
     Attributes:
         difference: Mean of the paired differences, ours - theirs, as a share.
-        interval: 95% confidence interval for other queries of these classes, by the bootstrap over queries.
+        interval: 95% confidence interval for other queries of these classes, by the bootstrap over queries;
+            for other products, over these.
         class_interval: That for other classes like these, by the bootstrap over classes; `None` with fewer
             than `retrieval.metrics.statistics.LEAST_CLASSES` classes.
     """
@@ -91,6 +92,7 @@ def judge(
     their_values: Mapping[str, np.ndarray],
     classes: np.ndarray,
     *,
+    products: np.ndarray | None = None,
     strata: np.ndarray | None = None,
     deciding: Sequence[str] = DECIDING,
     beside: Mapping[str, Change] | None = None,
@@ -105,6 +107,7 @@ def judge(
         their_values: Those of the other model, for the same queries; keys that one of them lacks are left
             out.
         classes: Class of each query, [N].
+        products: Product of each query, [N], whose queries are resampled together; `None` for none.
         strata: Part of the data of each query, [N], if the mean of the means of all parts counts.
         deciding: Metrics that decide.
         beside: Changes of metrics that are no means over queries.
@@ -114,7 +117,8 @@ def judge(
     answered = ~np.isnan(differences).any(1)
     differences, classes = differences[answered], classes[answered]
     strata = None if strata is None else strata[answered]
-    over_queries = bootstrap_intervals(differences, strata=strata).tolist()
+    units = None if products is None else products[answered]
+    over_queries = bootstrap_intervals(differences, units, strata=strata).tolist()
     over = class_intervals(differences, classes, strata)
     over_classes = [None] * len(keys) if over is None else [(low, high) for low, high in over.tolist()]
     changes = {

@@ -325,13 +325,13 @@ def _search_gallery(
     evaluation = evaluate(
         name, *sides, products=both, ks=ks, backend=gallery.backend, show_progress=show_progress
     )
-    by_product: list[Result] = []
-    if hits is not None:
-        inputs = build_inputs(*sides, both)
-        by_product = product_results(name, inputs, hits, show_progress=show_progress)
     items = gallery.items(ids)
     searched = ImageSet([Path(items[i].path) for i in ids], labels)
-    return [evaluation.result, *by_product], find_mistakes(evaluation, queries.image_set, searched)
+    findings = find_mistakes(evaluation, queries.image_set, searched)
+    if hits is None:
+        return [evaluation.result], findings
+    measured = product_results(name, build_inputs(*sides, both), hits, show_progress=show_progress)
+    return [evaluation.result, *measured.results], measured.answers(findings)
 
 
 def _add_linear_probe(result: Result, train: _EmbeddedImages, test: _EmbeddedImages) -> Result:

@@ -371,8 +371,13 @@ class _Trials:
                 for query in np.sort(queries).tolist():
                     place = int(places[query])
                     order = rerank(searched, searched[place] @ searched.T, place)
-                    right = classes[order[products[order] != products[place]]] == classes[place]
-                    relevant = int(((classes == classes[place]) & (products != products[place])).sum())
+                    others = order[products[order] != products[place]]
+                    others = others[
+                        np.sort(np.unique(products[others], return_index=True)[1])
+                    ]  # one hit each
+                    right = classes[others] == classes[place]
+                    alike = (classes == classes[place]) & (products != products[place])
+                    relevant = len(np.unique(products[alike]))
                     head = right[:relevant]
                     precision = head * np.cumsum(head) / np.arange(1, len(head) + 1)
                     after[query] = precision.sum() / relevant, right[0]

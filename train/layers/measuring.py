@@ -17,6 +17,7 @@ from typing import Literal
 
 import numpy as np
 
+from retrieval.evaluation.products import best_view_values
 from retrieval.metrics import per_query
 from retrieval.metrics.inputs import build_inputs
 from retrieval.metrics.ranking import rank_inputs
@@ -272,13 +273,17 @@ def query_values(
         vectors: Vectors that are searched, float32 [M, D].
         classes: Class of each, int [M].
         places: Rows of the queries, int64 [q].
-        products: Product of each, int [M], whose views do not find each other; `None` for none.
+        products: Product of each, int [M], whose views do not find each other, and which are the hits; `None`
+            for none.
     """
     if not len(places):
         return np.empty((0, len(METRICS)))
     most = int(np.bincount(classes[classes != NO_CLASS]).max())
     both = None if products is None else (products[places], products)
     inputs = build_inputs(vectors[places], classes[places], vectors, classes, places, both)
+    if products is not None:
+        found = best_view_values(inputs)
+        return np.column_stack([found[key] for key in METRICS])
     ranking = rank_inputs(inputs, min(most, len(vectors) - 1))
     return np.column_stack([per_query.map_at_r(ranking), per_query.recall(ranking, [1])[:, 0]])
 

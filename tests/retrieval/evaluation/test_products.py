@@ -13,7 +13,8 @@ from retrieval.curation.leakage import find_leakage
 from retrieval.curation.suspects import find_suspects
 from retrieval.curation.thinning import plan_thinning
 from retrieval.evaluation.calibration_fit import DEPTH, PRESENT, judged_hits
-from retrieval.evaluation.gallery import evaluate_gallery
+from retrieval.evaluation.comparison import Contender, compare_reports
+from retrieval.evaluation.gallery import compare_models, evaluate_gallery
 from retrieval.evaluation.ranking_rules import ranking_cost
 from retrieval.search.options import SearchOptions
 from retrieval.storage.manifest import Manifest
@@ -138,6 +139,46 @@ def test_evaluation_ranks_products(gallery: Gallery, vectors: np.ndarray) -> Non
     assert evaluate_gallery(gallery).headline.by is None
     best = found["product, best view"].intervals["mean_ap"]
     assert np.ptp(best) > 0.03, "of products, not of views"
+
+
+def test_comparisons_go_by_products(gallery: Gallery, tmp_path: Path, vectors: np.ndarray) -> None:
+    """The differences are those of ranked products, and the intervals those of resampled products."""
+    random = np.random.default_rng(1)
+    worse = unit(vectors + 0.2 * random.normal(size=vectors.shape))
+    other = make(tmp_path / "other", worse, [label(i) for i in range(COUNT)])
+    other.use_products("sku")
+    values: dict[str, list[np.ndarray]] = {"recall_at_1": [], "map_at_r": []}
+    for side in (vectors, worse):
+        recalls, maps = [], []
+        for i in range(COUNT):
+            right = [n // PRODUCTS == product(i) // PRODUCTS for _, n in ranked_products(side, i, "best")]
+            inside = right[: PRODUCTS - 1]
+            precisions = [sum(inside[: at + 1]) / (at + 1) for at in range(len(inside)) if inside[at]]
+            recalls.append(float(right[0]))
+            maps.append(sum(precisions) / (PRODUCTS - 1))
+        values["recall_at_1"].append(np.array(recalls))
+        values["map_at_r"].append(np.array(maps))
+    upgrade = compare_models(gallery, other)
+    assert upgrade is not None
+    reports = [Contender(name, (evaluate_gallery(one),)) for name, one in (("a", gallery), ("b", other))]
+    comparison = compare_reports(reports)
+    (pair,) = comparison.pairs
+    assert pair.verdict is not None
+    assert pair.mcnemar is None, "queries of a product are not independent"
+    for key, (before, after) in values.items():
+        of_products = (after - before).reshape(-1, VIEWS).mean(1)
+        drawn = random.integers(0, len(of_products), (4000, len(of_products)))
+        ends = np.quantile(of_products[drawn].mean(1), (0.025, 0.975))
+        for verdict in (upgrade.verdict, pair.verdict):
+            change = verdict.changes[key]
+            assert change.difference == pytest.approx((after - before).mean(), abs=1e-5)
+            np.testing.assert_allclose(change.interval, ends, atol=0.02)
+        for row, side in zip(comparison.rows, (before, after), strict=True):
+            assert row.numbers[key].mean == pytest.approx(side.mean(), abs=1e-6)
+    gallery.use_products(None)
+    mixed = [Contender("a", (evaluate_gallery(gallery),)), reports[1]]
+    (row, _) = compare_reports(mixed).rows
+    assert row.numbers["recall_at_1"].mean > values["recall_at_1"][0].mean() + 0.1, "of images, as before"
 
 
 def test_products_that_are_the_labels_are_found(tmp_path: Path, vectors: np.ndarray) -> None:
