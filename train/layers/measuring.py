@@ -119,17 +119,26 @@ class Study:
         self._candidates, self._seed = candidates, seed
         self._classes: dict[Kind, list[np.ndarray]] = {kind: [] for kind in KINDS}
         self._values: dict[Kind, list[np.ndarray]] = {kind: [] for kind in KINDS}
+        self._products: dict[Kind, list[np.ndarray]] = {kind: [] for kind in KINDS}
         self.folds = 0
 
-    def add_fold(self, classes: Mapping[Kind, np.ndarray], values: Mapping[Kind, np.ndarray]) -> None:
+    def add_fold(
+        self,
+        classes: Mapping[Kind, np.ndarray],
+        values: Mapping[Kind, np.ndarray],
+        products: Mapping[Kind, np.ndarray] | None = None,
+    ) -> None:
         """Add the queries of a fold.
 
         Args:
             classes: Class of each query, int [q], by kind.
             values: Metrics of the queries with the present vectors and with each candidate, float
                 [1 + candidates, q, metrics], by kind.
+            products: Product of each query, int [q], by kind; `None` for none.
         """
         for kind in KINDS:
+            if products is not None:
+                self._products[kind].append(products[kind])
             self._classes[kind].append(classes[kind])
             self._values[kind].append(values[kind])
         self.folds += 1
@@ -144,7 +153,10 @@ class Study:
         random = np.random.default_rng([self._seed, 1])
         classes = {kind: np.concatenate(self._classes[kind]) for kind in KINDS}
         values = {kind: np.concatenate(self._values[kind], axis=1) for kind in KINDS}
-        halves = {kind: _halves(classes[kind], kind, random) for kind in KINDS}
+        units = {kind: np.arange(len(classes[kind])) for kind in KINDS} | {"unseen": classes["unseen"]}
+        if self._products["known"]:
+            units["known"] = np.concatenate(self._products["known"])
+        halves = {kind: _halves(units[kind], random) for kind in KINDS}
         everything = {kind: np.ones(len(classes[kind]), bool) for kind in KINDS}
         by_first, by_second = (
             self._choose(purpose, values, {kind: halves[kind] == half for kind in KINDS})
@@ -190,9 +202,9 @@ def kinds(purpose: Purpose) -> tuple[Kind, ...]:
     return KINDS if purpose == "both" else (purpose,)
 
 
-def _halves(classes: np.ndarray, kind: Kind, random: np.random.Generator) -> np.ndarray:
-    """Return the half of each query, bool [q]: those of one unseen class are in the same half."""
-    unit_of = np.unique(classes, return_inverse=True)[1] if kind == "unseen" else np.arange(len(classes))
+def _halves(units: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Return the half of each query, bool [q]: those of one unit, such as a product, are in the same half."""
+    unit_of = np.unique(units, return_inverse=True)[1]
     count = int(unit_of.max(initial=-1)) + 1
     halves: np.ndarray = (random.permutation(count) % 2).astype(bool)[unit_of]
     return halves
@@ -253,6 +265,7 @@ def study(
         found.add_fold(
             {kind: searched_classes[places[kind]] for kind in KINDS},
             {kind: np.stack(values[kind]) for kind in KINDS},
+            None if own is None else {kind: own[places[kind]] for kind in KINDS},
         )
         if found.is_large:
             break
