@@ -10,7 +10,7 @@ import numpy as np
 
 from retrieval.errors import InputError, LookalikeError
 from retrieval.evaluation.findings import ImageSet, find_mistakes
-from retrieval.evaluation.products import best_view_values, product_results
+from retrieval.evaluation.products import best_view_values, product_results, shown_variants
 from retrieval.evaluation.report import TRAINED_NOTE, Report
 from retrieval.evaluation.score import Result, evaluate
 from retrieval.evaluation.verdict import DECIDING, Verdict, judge
@@ -18,6 +18,7 @@ from retrieval.galleries.searchable import SearchableGallery
 from retrieval.machine.faiss_backend import CpuBackend
 from retrieval.metrics.clustering import effort_note
 from retrieval.metrics.inputs import build_inputs
+from retrieval.metrics.statistics import bootstrap_intervals
 from retrieval.metrics.table import METRICS, Evidence
 from retrieval.search.embeddings import StoredEmbeddings
 from retrieval.search.groups import whole_products
@@ -75,12 +76,15 @@ def evaluate_gallery(
         [found.contents[row] for row in queries],
     )
     searched = ImageSet(gallery.paths.lazy(found.ids.tolist()), labels)
+    notes = _notes(gallery, found, len(labelled), len(queries), len(np.unique(numbers[queries])))
     findings, by_product = find_mistakes(evaluation, query_images, searched), list[Result]()
     if hits is not None:
         both = None if products is None else (products[queries], products)
         inputs = build_inputs(found.vectors[queries], numbers[queries], found.vectors, numbers, queries, both)
         measured = product_results(_NAME, inputs, hits, show_progress=show_progress)
         findings, by_product = measured.answers(findings), measured.results
+        if (variants := gallery.variants_of(found.ids)) is not None:
+            notes += _variant_notes(*shown_variants(inputs, hits, variants), hits[queries])
     classes = len(np.unique(numbers[queries]))
     return Report(
         data=gallery.folder.resolve().name,
@@ -89,7 +93,7 @@ def evaluate_gallery(
         classes=classes,
         fingerprint=gallery.fingerprint,
         results=[evaluation.result, *by_product],
-        notes=_notes(gallery, found, len(labelled), len(queries), classes),
+        notes=notes,
         findings=findings,
         gallery_state=state,
     )
@@ -259,6 +263,17 @@ def _check_sizes(gallery: SearchableGallery, sizes: Sequence[int]) -> None:
     else:
         return
     raise InputError(f"{gallery.folder}: {why}")
+
+
+def _variant_notes(shown: np.ndarray, by_chance: np.ndarray, products: np.ndarray) -> tuple[str, ...]:
+    """Return how often products show the variant of the query; nothing if none has a choice."""
+    asked = ~np.isnan(shown)
+    if not asked.any():
+        return ()
+    ((low, high),) = 100 * bootstrap_intervals(shown[asked, None], products[asked])
+    share, chance = 100 * shown[asked].mean(), 100 * by_chance[asked].mean()
+    what = f"The first right product with variants to choose from shows that of the query in {share:.1f}%"
+    return (f"{what} ({low:.1f} to {high:.1f}) of {asked.sum():,} queries; a random view in {chance:.1f}%.",)
 
 
 def _notes(

@@ -157,3 +157,43 @@ def rank_products(
             progress.update(len(part))
     queries = np.repeat(np.arange(count), to_find)
     return {kind: RelevantRanks(queries, np.concatenate(found), to_find) for kind, found in ranks.items()}
+
+
+def shown_variants(
+    inputs: Inputs, products: np.ndarray, variants: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return how often a product shows the variant of the query, float64 [N], and a random view of it would.
+
+    What counts is the most similar right product that has views of the query's variant, and of another one;
+    nan for queries without one. It shows its best view.
+
+    Args:
+        inputs: As for `product_results`.
+        products: Product of each row of the gallery, int [M].
+        variants: Variant of each row, int [M]; -1 for none. The queries are rows of the gallery.
+    """
+    found = np.full((2, len(inputs.query)), np.nan)
+    own_products = None if inputs.products is None else inputs.products[0]
+    step = max(1, _CELLS // len(products))
+    for start in range(0, len(inputs.query), step):
+        part = np.arange(start, min(start + step, len(inputs.query)))
+        cosines = inputs.query[part] @ inputs.gallery.T
+        for row, query in enumerate(part.tolist()):
+            own = int(inputs.own[query])
+            there = inputs.gallery_classes == inputs.query_classes[query]
+            right = np.isin(products, products[there])
+            right[own] = False
+            if own_products is not None:
+                right &= products != own_products[query]
+            rows = np.flatnonzero(right)
+            if own < 0 or variants[own] < 0 or not len(rows):
+                continue
+            alike = variants[rows] == variants[own]
+            of, counts = np.unique(products[rows], return_inverse=True, return_counts=True)[1:]
+            shares = np.bincount(of, alike) / counts
+            choice = (shares > 0) & (shares < 1)
+            rows, alike, of = rows[choice[of]], alike[choice[of]], of[choice[of]]
+            if len(rows):
+                best = int(cosines[row, rows].argmax())
+                found[:, query] = alike[best], shares[of[best]]
+    return found[0], found[1]

@@ -230,7 +230,7 @@ class SearchableGallery(Displayed, ABC):
 
         Args:
             columns: Column; or two with a comma between them, of the product and of its variants, such as
-                "article,colour"; `None` if images are not of products.
+                "sku,colour"; `None` if images are not of products.
 
         Raises:
             InputError: There is no such column, or each image has a value of its own in it.
@@ -581,7 +581,14 @@ class SearchableGallery(Displayed, ABC):
         Args:
             ids: Item ids, int64 [n].
         """
-        column = self.manifest.product
+        return self._numbers_of(ids, self.manifest.product)
+
+    def variants_of(self, ids: np.ndarray) -> np.ndarray | None:
+        """Return the variant of each item, int64 [n]; below 0 for none. `None`: products have none."""
+        return self._numbers_of(ids, self.manifest.variant)
+
+    def _numbers_of(self, ids: np.ndarray, column: str | None) -> np.ndarray | None:
+        """Return a number for the value of each item in a column; negative ones of their own without one."""
         if column is None:
             return None
         numbers = dict[Value, int]()

@@ -78,9 +78,9 @@ def place(tmp_path_factory: pytest.TempPathFactory, shop: Path, pair_file: Path)
     (folder / "rooms.csv").write_text("\n".join([*rows, "rooms/hall.jpg,,,,,", ""]))
     with (folder / "shop.csv").open("w", newline="") as file:
         table = csv.writer(file)
-        table.writerow(["path", "brand", "price", "list price", "name", "added", "sku"])
+        table.writerow(["path", "brand", "price", "list price", "name", "added", "sku", "colour"])
         for number, path in enumerate(sorted((folder / "shop").rglob("*.png"))):
-            facts = ["acme", number, number, f"kids {number}", "2024-06-01", number // 3]
+            facts = ["acme", number, number, f"kids {number}", "2024-06-01", number // 3, path.parent.name]
             table.writerow([path.relative_to(folder / "shop"), *facts])
     before = Path.cwd()
     os.chdir(folder)

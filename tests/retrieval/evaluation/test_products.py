@@ -181,6 +181,51 @@ def test_comparisons_go_by_products(gallery: Gallery, tmp_path: Path, vectors: n
     assert row.numbers["recall_at_1"].mean > values["recall_at_1"][0].mean() + 0.1, "of images, as before"
 
 
+@pytest.mark.parametrize("column", ["label", "sku"])
+def test_shown_variants_are_counted(tmp_path: Path, vectors: np.ndarray, column: str) -> None:
+    """Among the right products with a choice, one by one: does the best view have the query's colour?"""
+    random = np.random.default_rng(2)
+    colours = [random.choice(["red", "green", None]) for _ in range(COUNT)]
+    store = Store.create(tmp_path / "g", Manifest("", DIM, embedding="random"))
+    items = [
+        NewItem(
+            FileStamp("/p", f"{i}.jpg", 1, 1, label(i)),
+            f"{i:064x}",
+            1,
+            1,
+            {"sku": product(i), "c": colours[i]},
+            str(i),
+        )
+        for i in range(COUNT)
+    ]
+    with store.writing():
+        store.commit(vectors, items)
+    made = Gallery.open(tmp_path / "g")
+    made.use_products(f"{column},c")
+    shown = []
+    for i in range(COUNT):
+        best: tuple[float, bool] | None = None
+        group = {"label": label, "sku": product}[column]
+        for one in {group(j) for j in range(COUNT)}:
+            views = [j for j in range(COUNT) if group(j) == one and j != i]
+            if column == "sku" and one == product(i):
+                continue
+            if not any(label(j) == label(i) for j in views) or colours[i] is None:
+                continue
+            first = max(views, key=lambda j: float(vectors[i] @ vectors[j]))
+            if 0 < sum(colours[j] == colours[i] for j in views) < len(views):
+                score = float(vectors[i] @ vectors[first])
+                if best is None or score > best[0]:
+                    best = score, colours[first] == colours[i]
+        if best is not None:
+            shown.append(best[1])
+    (note,) = [note for note in evaluate_gallery(made).notes if "variants to choose from" in note]
+    assert f"{100 * np.mean(shown):.1f}%" in note
+    assert f"of {len(shown)} queries" in note
+    made.use_products(column)
+    assert not any("variants" in note for note in evaluate_gallery(made).notes)
+
+
 def test_products_that_are_the_labels_are_found(tmp_path: Path, vectors: np.ndarray) -> None:
     """A query finds its own product by its other views; without these, it is asked for nothing."""
     labels = [f"product {product(i)}" for i in range(COUNT)]
