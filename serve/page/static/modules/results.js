@@ -90,7 +90,7 @@ export class Results {
     const card = clone('hit'), mark = this.#compared(hit);
     card.dataset.rank = rank;
     if (mark) part(card, 'mark').className = mark;
-    if (viewsOf(hit)) part(card, 'score').dataset.views = viewsOf(hit);
+    if (viewsOf(hit) && !(hit.variant_count > 1)) part(card, 'score').dataset.views = viewsOf(hit);  // variants are seen
     drawVariants(card, hit);
     if (hit.score !== null) part(card, 'score').textContent = hit.probability === null ? decimals(hit.score) : percent(hit.probability);
     part(card, 'open').title = [fileName(hit.key), likeness(hit), ...Object.entries(hit.metadata).map(([name, value]) => `${name}: ${value}`)].filter(Boolean).join('\n');
