@@ -316,6 +316,16 @@ def listed_rows(store: Store, segment: Segment) -> np.ndarray | None:
     return found if found.shape[1] == segment.n else None
 
 
+def unchanged_rows(store: Store, segment: Segment) -> np.ndarray:
+    """Return the rows of a segment that have the present facts of their items, int64 [n, 2].
+
+    Vector numbers, ascending, and item ids, of live items whose facts have not changed since.
+    """
+    query = "SELECT vector, id FROM items WHERE vector BETWEEN ? AND ? AND deleted_at IS NULL ORDER BY 1"
+    found = np.array(store.select(query, (segment.first, segment.last)), np.int64).reshape(-1, 2)
+    return found[~np.isin(found[:, 1], changed_items(store))]
+
+
 def damaged_records(store: Store) -> dict[str, list[int]]:
     """Return the rows of the lists of runs and unusable files that do not match their checksum, by table."""
     damaged = {}

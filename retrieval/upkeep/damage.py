@@ -77,9 +77,7 @@ def _are_facts_foreign(store: Store, segment: Segment) -> bool:
 
     Some rows are compared with the database, of items whose facts are as they were written.
     """
-    query = "SELECT vector, id FROM items WHERE vector BETWEEN ? AND ? AND deleted_at IS NULL ORDER BY 1"
-    listed = np.array(store.select(query, (segment.first, segment.last)), np.int64).reshape(-1, 2)
-    listed = listed[~np.isin(listed[:, 1], maintenance.changed_items(store))]
+    listed = maintenance.unchanged_rows(store, segment)
     file = segments.open_facts(store.folder / "segments", segment)
     if not len(listed) or file is None:
         return False
