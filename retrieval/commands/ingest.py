@@ -94,6 +94,11 @@ _source_options = combine_options(
     help="Index overlapping parts of each picture, too, so that a query finds pictures that it is a part of. "
     "The gallery remembers it. See docs/objects.md.",
 )
+@click.option(
+    "--detector",
+    type=_FILE,
+    help="With --objects: ONNX model of a detector, whose boxes are the parts. The gallery keeps a copy.",
+)
 @product_option
 @store_option("Keep the images in a database instead of files, see docs/stores.md")
 @index_options
@@ -114,6 +119,7 @@ def build(
     root: Path | None,
     model: Path | None,
     objects: bool,
+    detector: Path | None,
     product: str | None,
     store: Address | None,
     kind: str | None,
@@ -160,6 +166,7 @@ def build(
     \b
       lookalike index build rooms.gallery --metadata boxes.csv
       lookalike index build rooms.gallery rooms --objects
+      lookalike index build rooms.gallery rooms --objects --detector detector.onnx
 
     With --product, images with the same value of a column are views of one product, such as a front and a
     side: searches find products, and every later command knows it.
@@ -183,6 +190,8 @@ def build(
       lookalike index build shop.gallery photos --model model.onnx --store postgresql://me@db.example/shop
     """
     sources, index = Sources(images, list_file, table, root), IndexSpec(kind, recall, memory, index_dim)
+    if detector is not None and not objects:
+        raise click.UsageError("--detector goes with --objects.")
     if model is None:
         model = kept_model(gallery) if is_gallery(gallery) else default_model()
     kind_of = Gallery.kind(gallery, store)
@@ -195,7 +204,7 @@ def build(
         explain_password(store)
     try:
         if objects:
-            target.use_objects()
+            target.use_objects(detector)
         result = target.add_sources(
             sources,
             index=index,

@@ -104,7 +104,8 @@ _search_options = combine_options(*(search_option(one) for one in search_options
     "--detector",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="With --objects: ONNX model of a detector, whose boxes are searched for; see docs/objects.md.",
+    help="With --objects: ONNX model of a detector, whose boxes are searched for.  [default: that of the "
+    "gallery, if it divides pictures by one] See docs/objects.md.",
 )
 @sheet_option
 @runtime_options
@@ -201,7 +202,7 @@ def search(
         )
     answers: list[tuple[_Query, Hits]]
     if for_objects:
-        finder = None if detector is None else Detector(detector, runtime)
+        finder = target.detector if detector is None else Detector(detector, runtime)
         answers, bad, embed_ms, search_ms = _object_answers(target, images, options, finder)
     else:
         queries, bad, embed_ms = _queries(target, (*images, *likes), items)

@@ -214,6 +214,8 @@ def _info(facts: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("columns", ", ".join(facts["columns"])))
     if facts["product"]:
         lines.append(("product", ", variants by ".join(filter(None, (facts["product"], facts["variant"])))))
+    if facts["parts"]:
+        lines.append(("parts of pictures", facts["parts"]))
     parts = ", ".join(f"{name} {size_text(size)}" for name, size in facts["bytes"].items() if name != "all")
     lines.append(("disk space", f"{size_text(facts['bytes']['all'])} ({parts})"))
     for run in facts["runs"]:
@@ -239,6 +241,8 @@ def _store_info(facts: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("columns", ", ".join(facts["columns"])))
     if facts["product"]:
         lines.append(("product", ", variants by ".join(filter(None, (facts["product"], facts["variant"])))))
+    if facts["parts"]:
+        lines.append(("parts of pictures", facts["parts"]))
     if (size := engine.pop("bytes", None)) is not None:
         lines.append(("disk space", size_text(size)))
     return lines + [(name, str(value)) for name, value in engine.items() if value is not None]

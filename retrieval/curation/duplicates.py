@@ -29,6 +29,8 @@ def find_in_files(
     image is compared with those in the nearest cells of a partition, so that the work grows with n^1.5; the
     recall of the pairs is measured on a sample. Memory: about 500 bytes per image.
 
+    Parts of pictures that the gallery has divided are left out.
+
     Args:
         gallery: Gallery to search.
         min_score: Lowest cosine similarity of a pair, from -1 to 1.
@@ -37,6 +39,9 @@ def find_in_files(
     """
     snapshot = gallery.state
     rows = snapshot.live_rows()
+    if gallery.manifest.objects:
+        ids = snapshot.item_ids(rows)
+        rows = rows[gallery.pictures_of(ids) == ids]
     components, recall = Components(len(rows)), None
     _join_same_bytes(gallery, snapshot, rows, components)
     if len(rows) > 1:
@@ -54,9 +59,10 @@ def _join_same_bytes(
     """Join all images whose files have the same bytes."""
     found = repeated_contents(gallery.store)
     at = snapshot.rows_of(np.array([item for _, item in found], np.int64))
-    digests = np.array([digest for digest, _ in found], str)[at >= 0]
+    there = np.isin(at, rows)
+    digests = np.array([digest for digest, _ in found], str)[there]
     same = np.flatnonzero(digests[1:] == digests[:-1])
-    places = np.searchsorted(rows, at[at >= 0])
+    places = np.searchsorted(rows, at[there])
     components.join(places[same], places[same + 1])
 
 

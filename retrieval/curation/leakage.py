@@ -82,7 +82,7 @@ def find_leakage(
     if train.fingerprint != test.fingerprint:
         what = f"{test.folder}: its vectors are of another model than those of {train.folder}"
         raise InputError(f"{what}; build both galleries with one model")
-    seen, tested = train.embeddings(), test.embeddings()
+    seen, tested = train.embeddings(pictures=True), test.embeddings(pictures=True)
     found: list[tuple[int, int, float]] = []  # ids and score
     with Progress("comparing", len(tested.ids), show=show_progress) as progress:
         for start in range(0, len(tested.ids) if len(seen.ids) else 0, _CHUNK):

@@ -115,7 +115,7 @@ def inspect_gallery(
     *,
     show_progress: bool = False,
 ) -> Inspection:
-    """Measure all images of a gallery and find those with a fault.
+    """Measure all images of a gallery and find those with a fault; no parts of pictures that it divides.
 
     Files are decoded at reduced size. Memory: about 60 bytes per image.
 
@@ -127,7 +127,8 @@ def inspect_gallery(
     Raises:
         LookalikeError: A stored vector is damaged.
     """
-    ids = np.array(gallery.sample(len(gallery)), np.int64)
+    ids = gallery.pictures_among(np.array(gallery.sample(len(gallery)), np.int64))
+    among = ids if gallery.manifest.objects else None
     values = {fault.measure: np.full(len(ids), np.nan) for fault in FAULTS}
     unreadable: list[tuple[Item, ImageError]] = []
     with Progress("inspecting", len(ids), show=show_progress) as progress:
@@ -144,11 +145,11 @@ def inspect_gallery(
                     for name, value in found.items():
                         values[name][at] = value
             if len(ids) > 1:
-                values["similarity"][some] = _to_nearest_other(gallery, ids[some])
+                values["similarity"][some] = _to_nearest_other(gallery, ids[some], among=among)
             progress.update(len(ids[some]), f"{len(unreadable)} unreadable" if unreadable else "")
     limits = _limits(values, thresholds or {})
     if gallery.index_kind != "flat" and limits["alone"] is not None:
-        _correct_similarities(gallery, ids, values["similarity"], limits["alone"])
+        _correct_similarities(gallery, ids, among, values["similarity"], limits["alone"])
     return _inspection(gallery, ids, values, limits, unreadable)
 
 
@@ -186,14 +187,16 @@ def _measure(pixels: np.ndarray) -> np.ndarray:
     )
 
 
-def _to_nearest_other(gallery: SearchableGallery, ids: np.ndarray, *, exact: bool = False) -> np.ndarray:
+def _to_nearest_other(
+    gallery: SearchableGallery, ids: np.ndarray, *, among: np.ndarray | None, exact: bool = False
+) -> np.ndarray:
     """Return the score of the nearest other item of each of some items, float32 [n]; NaN if it is gone."""
     vectors = gallery.vectors(ids.tolist())
     there = np.array([number in vectors for number in ids.tolist()], bool)
     nearest = np.full(len(ids), np.nan, np.float32)
     if there.any():
         queries = np.stack([vectors[number] for number in ids[there].tolist()])
-        found, scores = gallery.neighbours(exact=exact)(queries, 2)
+        found, scores = gallery.neighbours(among, exact=exact)(queries, 2)
         own = found == ids[there, None]
         own[~own.any(1), 1] = True  # of two equal vectors, the search may leave out the item itself
         nearest[there] = np.where(own[:, 0], scores[:, 1], scores[:, 0])
@@ -201,12 +204,12 @@ def _to_nearest_other(gallery: SearchableGallery, ids: np.ndarray, *, exact: boo
 
 
 def _correct_similarities(
-    gallery: SearchableGallery, ids: np.ndarray, scores: np.ndarray, limit: float
+    gallery: SearchableGallery, ids: np.ndarray, among: np.ndarray | None, scores: np.ndarray, limit: float
 ) -> None:
     """Replace scores below a limit by exact ones: an index may have missed the nearest other item."""
     lonely = np.flatnonzero(scores < limit)
     for some in (lonely[start : start + _CHUNK] for start in range(0, len(lonely), _CHUNK)):
-        scores[some] = _to_nearest_other(gallery, ids[some], exact=True)
+        scores[some] = _to_nearest_other(gallery, ids[some], among=among, exact=True)
 
 
 def _limits(values: Mapping[str, np.ndarray], thresholds: Mapping[str, float]) -> dict[str, float | None]:

@@ -9,6 +9,7 @@ import numpy as np
 from retrieval.curation.duplicate_groups import Group, NearDuplicates
 from retrieval.curation.near_pairs import Components
 from retrieval.galleries.database import DatabaseView
+from retrieval.images.boxes import split
 from retrieval.progress import Progress
 from retrieval.search.vectors import bounded_cosine
 from retrieval.storage.records import StoredItem
@@ -35,11 +36,12 @@ def find_in_database(
     contents: list[np.ndarray] = []
     pairs = [np.empty((0, 2), np.int64)]
     with Progress("comparing", len(gallery), show=show_progress) as progress:
-        for items in gallery.writer.scan(size=_CHUNK):
+        for every in gallery.writer.scan(size=_CHUNK):
+            items = [item for item in every if not (gallery.manifest.objects and split(item.path)[1])]
             ids.append(np.array([item.id for item in items]))
             contents.append(np.array([_content_number(item) for item in items], np.uint64))
             pairs += _pairs(gallery, ids[-1], min_score)
-            progress.update(len(items))
+            progress.update(len(every))
     numbers = np.concatenate([np.empty(0, np.int64), *ids])
     components = Components(len(numbers))
     a, b = np.searchsorted(numbers, np.concatenate(pairs)).T

@@ -105,10 +105,10 @@ def find_suspects(
 ) -> Suspects:
     """Find the images whose label differs from that of their nearest neighbours.
 
-    Images without a label take no part. One whose label no other image has is counted, not suspected, and so
-    is one whose label somebody decided on (`retrieval.storage.decisions`). Other views of its own product do
-    not vote, unless the label is the product. The index of the gallery finds the
-    neighbours. Memory: the vectors of all labelled images.
+    Images without a label take no part, nor do parts of pictures that the gallery has divided. One whose
+    label no other image has is counted, not suspected, and so is one whose label somebody decided on
+    (`retrieval.storage.decisions`). Other views of its own product do not vote, unless the label is the
+    product. The index of the gallery finds the neighbours. Memory: the vectors of all labelled images.
 
     Args:
         gallery: Gallery to search.
@@ -122,7 +122,7 @@ def find_suspects(
     """
     if not 1 <= k <= MAX_NEIGHBOURS:
         raise InputError(f"k {k}: must be from 1 to {MAX_NEIGHBOURS}")
-    stored = gallery.embeddings(labelled=True)
+    stored = gallery.embeddings(labelled=True, pictures=True)
     names, codes, sizes = np.unique(
         np.array([label or "" for label in stored.labels], object), return_inverse=True, return_counts=True
     )

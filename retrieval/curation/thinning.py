@@ -127,7 +127,7 @@ def remove_from_files(gallery: FilesView, thinning: Thinning) -> int:
             raise LookalikeError(f"{gallery.folder}: {what}; run the command again")
         started, ids = now(), [one.item.id for one in thinning.surplus]
         with DecisionLog(gallery.folder).before(_removals(gallery, ids)):
-            removed = gallery.store.remove(ids)
+            removed = gallery.store.remove(gallery.store.with_parts(ids))
         gallery.store.record_run("duplicates", started, {"removed": removed})
         gallery.store.clear_leftovers()  # their uploaded files
         gallery.refresh()

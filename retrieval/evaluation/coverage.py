@@ -18,6 +18,8 @@ from retrieval.metrics.distributions import draws_tail
 from retrieval.metrics.statistics import holm, wilson_interval
 from retrieval.metrics.two_samples import Difference, difference
 from retrieval.search.calibration import DEPTH, summary
+from retrieval.search.embeddings import StoredEmbeddings
+from retrieval.search.regions import MOST_TILES
 from retrieval.storage.query_log import MOST_SEARCHES, Search, Searches, read_searches
 
 NOT_FOUND = 0.25  # probability of the best hit below which a search counts as not found
@@ -185,7 +187,8 @@ def measure_coverage(
         gallery,
     )
     recent, before = _windows(found, since)
-    never, unseen = _never_found(gallery, vectors, near, limit)
+    listed = gallery.embeddings(pictures=True, limit=_LISTED)
+    never, unseen = _never_found(listed, vectors, near, limit)
     of_images = near[np.array([one.kind != "text" for one in each], bool)]
     uncertainty = _uncertainty(gallery, of_images)
     notes = [f"left out: {count:,} searches of {what}" for what, count in sorted(found.others.items())]
@@ -206,10 +209,10 @@ def measure_coverage(
         groups=groups,
         drift=difference(_distinct(vectors[is_picture]), np.random.default_rng(0).permutation(reference)),
         change=difference(recent, before),
-        images=len(gallery),
+        images=listed.total,
         never=never,
-        never_by_chance=_by_chance(len(gallery), len(each)),
-        never_by_images=len(gallery) - len(np.unique(own.ids[: len(each)]))
+        never_by_chance=_by_chance(listed.total, len(each)),
+        never_by_images=listed.total - len(np.unique(own.ids[: len(each)]))
         if len(each) <= len(own.ids)
         else None,
         unseen=unseen,
@@ -267,14 +270,21 @@ def _nearest(gallery: SearchableGallery, vectors: np.ndarray, own: Sequence[Sequ
     left_out = np.full((len(own), widest), -2)
     for line, items in enumerate(own):
         left_out[line, : len(items)] = items
-    find, asked = gallery.neighbours(), DEPTH + _COPIES + widest
+    # A picture that the gallery has divided counts once.
+    times = 1 + MOST_TILES if gallery.manifest.objects else 1
+    left_out = _pictures(gallery, left_out) if times > 1 else left_out
+    find, asked = gallery.neighbours(), times * (DEPTH + _COPIES + widest)
     ids, scores = np.full((len(vectors), DEPTH), -1), np.full((len(vectors), DEPTH), -np.inf, np.float32)
     calibration = gallery.calibration
     probabilities = None if calibration is None else np.zeros(len(vectors))
     for start in range(0, len(vectors), _CHUNK):
         some = slice(start, start + _CHUNK)
         near, cosines = find(np.ascontiguousarray(vectors[some]), asked)
-        is_other = ~(near[:, :, None] == left_out[some, None]).any(2) & (near >= 0)
+        is_other = near >= 0
+        if times > 1:
+            near = _pictures(gallery, near)
+            is_other &= ~_is_repeated(near)
+        is_other &= ~(near[:, :, None] == left_out[some, None]).any(2)
         order = np.argsort(~is_other, axis=1, kind="stable")  # the others first, as near as before
         near = np.take_along_axis(np.where(is_other, near, -1), order, 1)
         cosines = np.take_along_axis(np.where(is_other, cosines, -np.inf), order, 1)
@@ -285,9 +295,28 @@ def _nearest(gallery: SearchableGallery, vectors: np.ndarray, own: Sequence[Sequ
     return _Near(ids, scores, probabilities)
 
 
+def _pictures(gallery: SearchableGallery, ids: np.ndarray) -> np.ndarray:
+    """Return the pictures that items are parts of, in the same shape; -1 stays."""
+    items, places = np.unique(ids, return_inverse=True)
+    known = items >= 0
+    items[known] = gallery.pictures_of(items[known])
+    found: np.ndarray = items[places.reshape(ids.shape)]
+    return found
+
+
+def _is_repeated(ids: np.ndarray) -> np.ndarray:
+    """Return where an id was before in its line: bool, of the shape of the ids, [n, k]."""
+    order = np.argsort(ids, axis=1, kind="stable")
+    ordered = np.take_along_axis(ids, order, 1)
+    repeated = np.zeros(ids.shape, bool)
+    np.put_along_axis(repeated, order[:, 1:], ordered[:, 1:] == ordered[:, :-1], 1)
+    return repeated
+
+
 def _sample(gallery: SearchableGallery, count: int) -> list[int]:
     """Return the ids of random items, the same each time, in a random order."""
-    ids = gallery.sample(min(len(gallery), 10 * count))
+    drawn = np.array(gallery.sample(min(len(gallery), 10 * count)), np.int64)
+    ids = gallery.pictures_among(drawn).tolist()
     chosen = np.random.default_rng(0).permutation(len(ids))[:count]
     return [ids[position] for position in chosen]
 
@@ -437,17 +466,16 @@ def _by_chance(images: int, searches: int) -> float:
 
 
 def _never_found(
-    gallery: SearchableGallery, vectors: np.ndarray, near: _Near, limit: int
+    stored: StoredEmbeddings, vectors: np.ndarray, near: _Near, limit: int
 ) -> tuple[int, list[int]]:
     """Return how many images no search finds, and the ids of those that are the furthest from all."""
     found = np.unique(near.ids[near.ids >= 0])
-    stored = gallery.embeddings(limit=_LISTED)
     rest = ~np.isin(stored.ids, found)
     ids, unseen = stored.ids[rest], stored.vectors[rest]
     likest = np.full(len(ids), -np.inf, np.float32)
     for start in range(0, len(vectors), _CHUNK):
         likest = np.maximum(likest, (unseen @ vectors[start : start + _CHUNK].T).max(1))
-    return len(gallery) - len(found), ids[np.argsort(likest, kind="stable")[:limit]].tolist()
+    return stored.total - len(found), ids[np.argsort(likest, kind="stable")[:limit]].tolist()
 
 
 # ---- which labels would help

@@ -20,6 +20,7 @@ from retrieval.galleries.inapplicable import inapplicable
 from retrieval.galleries.items import Item, Ranked, item_values, ranked
 from retrieval.galleries.searchable import Contents, Neighbours, Queries, SearchableGallery
 from retrieval.galleries.writer import DatabaseWriter
+from retrieval.images import boxes
 from retrieval.images.load import DECODE_POLICY
 from retrieval.model.embedder import Embedder
 from retrieval.model.runtime import Runtime
@@ -276,7 +277,7 @@ class DatabaseView(SearchableGallery):
         self._index_kind = str(self.engine.facts().get("index", "flat"))
 
     def changed(self) -> bool:
-        """Return whether the collection was replaced, or has other products; looks every few seconds.
+        """Return whether the collection was replaced, or other facts about it; looks every few seconds.
 
         Raises:
             LookalikeError: The database cannot be reached.
@@ -287,8 +288,7 @@ class DatabaseView(SearchableGallery):
         self._checked_at = time.monotonic()
         if manifest is None or manifest.uuid != self._known.uuid:
             return True
-        mine = self._manifest
-        return (manifest.product, manifest.variant) != (mine.product, mine.variant)
+        return replace(manifest, probes_sha256=self._manifest.probes_sha256) != self._manifest
 
     def replaced(self) -> bool:
         """Return whether the folder is that of another collection now."""
@@ -304,6 +304,7 @@ class DatabaseView(SearchableGallery):
             self._manifest = self._read_manifest()
         except InputError as error:
             raise StoreError(str(error)) from error
+        self._writer.manifest = self._manifest
         self._recount()
 
     def fixed(self) -> Self:
@@ -334,6 +335,7 @@ class DatabaseView(SearchableGallery):
             "columns": self.contents.columns(),
             "product": self.manifest.product,
             "variant": self.manifest.variant,
+            "parts": self.manifest.parts,
             "engine": self.engine.facts(),
         }
 
@@ -417,11 +419,15 @@ class DatabaseView(SearchableGallery):
         """Return stored vectors by item id, float32 [D] each; unknown ids are left out."""
         return self.engine.vectors(ids)
 
-    def embeddings(self, *, labelled: bool = False, limit: int | None = None) -> StoredEmbeddings:
+    def embeddings(
+        self, *, labelled: bool = False, pictures: bool = False, limit: int | None = None
+    ) -> StoredEmbeddings:
         """Return the stored embeddings, labels and contents of all items; see `SearchableGallery`."""
         condition = FilterTest("label", "not null") if labelled else None
         total = self.engine.count(condition)
         found = (item for some in self._writer.scan(condition) for item in some)
+        if pictures and self.manifest.objects:
+            found = (item for item in found if not boxes.split(item.path)[1])
         ids: list[int] = []
         vectors: list[np.ndarray] = []
         labels: list[str | None] = []
@@ -436,6 +442,8 @@ class DatabaseView(SearchableGallery):
                     labels.append(sys.intern(item.label) if item.label else None)
                     contents.append(item.content_sha256)
         stacked = np.stack(vectors) if vectors else np.empty((0, self.manifest.dim), np.float32)
+        if pictures and self.manifest.objects:
+            total = len(ids) + sum(1 for _ in found)
         return StoredEmbeddings(np.array(ids, np.int64), stacked, labels, contents, max(total, len(ids)))
 
     def item_at(self, path: Path) -> int | None:
@@ -473,7 +481,7 @@ class DatabaseView(SearchableGallery):
 
     def remove(self, items: Iterable[int | str] = (), *, where: str | None = None) -> int:
         """Remove items, some thousands at a time, and return their number; see `SearchableGallery.remove`."""
-        return self._writer.remove(self.select(items, where=where))
+        return self._writer.remove(self._writer.with_parts(self.select(items, where=where)))
 
     def index_new(
         self, spec: IndexSpec | None, *, reindex: bool, added: int, show_progress: bool = False

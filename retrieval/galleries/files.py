@@ -395,9 +395,12 @@ class FilesView(SearchableGallery):
         there = rows >= 0
         return dict(zip(numbers[there].tolist(), self._snapshot.vectors(rows[there]), strict=True))
 
-    def embeddings(self, *, labelled: bool = False, limit: int | None = None) -> StoredEmbeddings:
+    def embeddings(
+        self, *, labelled: bool = False, pictures: bool = False, limit: int | None = None
+    ) -> StoredEmbeddings:
         """Return the stored embeddings of all items; see `SearchableGallery.embeddings`."""
-        return read_embeddings(self.store, self._snapshot, labelled=labelled, limit=limit)
+        chosen = self.pictures_among if pictures else None
+        return read_embeddings(self.store, self._snapshot, labelled=labelled, chosen=chosen, limit=limit)
 
     def item_at(self, path: Path) -> int | None:
         """Return the id of the item of an image file, as `paths.lookup` names it; `None` if there is none."""
@@ -432,7 +435,7 @@ class FilesView(SearchableGallery):
         with self.store.writing():
             started = now()
             self.refresh()
-            removed = self.store.remove(self.select(items, where=where))
+            removed = self.store.remove(self.store.with_parts(self.select(items, where=where)))
             self.store.record_run("remove", started, {"removed": removed})
             self.refresh()
         return removed

@@ -16,12 +16,14 @@ from retrieval.display import Displayed
 from retrieval.errors import InputError, LookalikeError, pointing
 from retrieval.galleries.items import ITEM_KINDS, Hit, Hits, Item, Ranked, item_value, table_stream
 from retrieval.galleries.writer import Writer
+from retrieval.images import boxes
 from retrieval.images.load import ImageSource
 from retrieval.machine.faiss_backend import CpuBackend, backend_for
 from retrieval.model.embedder import Embedder
 from retrieval.model.runtime import Runtime
 from retrieval.search.calibration import DEPTH, SAME, Calibration, CalibrationFile, summary
 from retrieval.search.composition import compose
+from retrieval.search.detector import Detector, keep_detector, own_detector
 from retrieval.search.diversity import diversified
 from retrieval.search.embeddings import StoredEmbeddings
 from retrieval.search.expression import Expression, is_expression
@@ -33,7 +35,7 @@ from retrieval.storage.identity import check_same, check_vectors, own_model
 from retrieval.storage.listing import Order, Place
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.paths import ItemPaths
-from retrieval.storage.records import BadFile, IndexSpec, StoredItem, Value
+from retrieval.storage.records import PICTURE, BadFile, IndexSpec, StoredItem, Value
 from retrieval.storage.schema import BUILT_IN
 from retrieval.text import pluralize, printable
 
@@ -161,6 +163,7 @@ class SearchableGallery(Displayed, ABC):
         self.root = None if root is None else Path(root)
         self._runtime = runtime or Runtime()
         self._embedder: Embedder | None = None
+        self._detector: Detector | None = None
         self._calibration: CalibrationFile | None = None
 
     # ---- identity and model
@@ -200,6 +203,20 @@ class SearchableGallery(Displayed, ABC):
 
     def _keep_model(self, embedder: Embedder) -> None:
         self._embedder = embedder.of_policy(self.manifest.decode_policy)
+
+    @property
+    def detector(self) -> Detector | None:
+        """The gallery's own detector, whose boxes its items are; `None` for one without.
+
+        Raises:
+            LookalikeError: The folder lacks its file, or has another one.
+        """
+        wanted = self.manifest.detector
+        if wanted is None:
+            return None
+        if self._detector is None or self._detector.fingerprint != wanted:
+            self._detector = own_detector(self.folder, wanted, self._runtime)
+        return self._detector
 
     @property
     def backend(self) -> CpuBackend:
@@ -255,14 +272,32 @@ class SearchableGallery(Displayed, ABC):
             raise InputError(f"{columns!r}: give a column for the product, and another one for its variants")
         return found[0], found[1] if len(found) > 1 else None
 
-    def use_objects(self) -> None:
+    def use_objects(self, detector: str | Path | None = None) -> None:
         """Make parts of each picture items beside it, of all pictures that are added from now on.
 
+        Args:
+            detector: ONNX model whose boxes are the parts, which is copied into the folder; `None` for that
+                of the gallery, or else tiles that cover the picture.
+
         Raises:
+            InputError: The detector cannot be used, the gallery has another one, or it has a column of the
+                user's that is called `picture`, by which parts know their picture.
             LookalikeError: The gallery cannot be written.
         """
-        if not self.manifest.objects:
-            self.writer.use_manifest(replace(self.manifest, objects=True))
+        known, finder = self.manifest, None if detector is None else Detector(detector)
+        if not known.objects and PICTURE in map(str.lower, self.contents.columns()):
+            raise InputError(
+                f"{self.folder}: has a column {PICTURE!r}, by which the parts of a picture would know it; "
+                "build a gallery for its parts, from a table with another name for the column"
+            )
+        if finder is not None and known.detector not in (None, finder.fingerprint):
+            what = f"{self.folder}: pictures are divided by detector {known.detector[:12]}"
+            raise InputError(f"{what}, {detector} is {finder.fingerprint[:12]}; build another gallery")
+        if finder is not None:
+            keep_detector(self.folder, finder)
+        used = known.detector if finder is None else finder.fingerprint
+        if (known.objects, known.detector) != (True, used):
+            self.writer.use_manifest(replace(known, objects=True, detector=used))
             self.refresh()
 
     # ---- state
@@ -564,16 +599,42 @@ class SearchableGallery(Displayed, ABC):
         return found[item]
 
     @abstractmethod
-    def embeddings(self, *, labelled: bool = False, limit: int | None = None) -> StoredEmbeddings:
+    def embeddings(
+        self, *, labelled: bool = False, pictures: bool = False, limit: int | None = None
+    ) -> StoredEmbeddings:
         """Return the stored embeddings, labels and contents of all items, by id.
 
         Args:
             labelled: Leave out items without a label.
+            pictures: Leave out the parts of pictures, in a gallery that divides pictures.
             limit: Largest number of items; of more, a random sample is returned, the same each time.
 
         Raises:
             LookalikeError: A vector or an item is damaged.
         """
+
+    def pictures_of(self, ids: np.ndarray) -> np.ndarray:
+        """Return the picture that each item is a part of, by its id, int64 [n], or the item itself.
+
+        It is the item itself in a gallery that does not divide pictures, and if the picture is gone.
+
+        Args:
+            ids: Item ids, int64 [n].
+        """
+        if not self.manifest.objects:
+            return ids
+        whole = dict[int, int]()
+        for start in range(0, len(ids), arrow.AT_ONCE):
+            items = self.stored_items(ids[start : start + arrow.AT_ONCE].tolist())
+            keys = {one.id: boxes.split(one.key)[0] for one in items if boxes.split(one.path)[1]}
+            known = self.writer.ids_by_key(sorted({*keys.values()}))
+            whole |= {item: known[key] for item, key in keys.items() if key in known}
+        return np.array([whole.get(number, number) for number in ids.tolist()], np.int64)
+
+    def pictures_among(self, ids: np.ndarray) -> np.ndarray:
+        """Return those items that are no part of another one, int64 [m]; see `pictures_of`."""
+        found: np.ndarray = ids[self.pictures_of(ids) == ids]
+        return found
 
     def products_of(self, ids: np.ndarray) -> np.ndarray | None:
         """Return the product of each item, int64 [n]; an item without one is its own. `None`: there are none.

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from retrieval.errors import InputError, LookalikeError
+from retrieval.images import boxes
 from retrieval.search.where import parse_condition
 from retrieval.storage import schema
 from retrieval.storage.conditions import Filter, FilterTest
@@ -24,8 +25,9 @@ from retrieval.storage.queries import (
     items_by_content,
     labelled_items,
     live_ids,
+    parts_at,
 )
-from retrieval.storage.records import UPLOADS, BadFile, Change, NewItem, StoredItem, Value
+from retrieval.storage.records import PICTURE, UPLOADS, BadFile, Change, NewItem, StoredItem, Value
 from retrieval.storage.store import Store, hold_lock
 from retrieval.stores.conditions import is_hidden, resolve
 from retrieval.stores.engine import Amendment, Engine
@@ -53,6 +55,10 @@ class Writer(ABC):
     def uploads(self) -> Path:
         """Folder of the uploaded image files, which may not exist."""
         return self.folder.resolve() / UPLOADS
+
+    def with_parts(self, ids: Sequence[int]) -> list[int]:
+        """Return ids, and those of the parts of the pictures among them; see `parts_of`."""
+        return sorted({*ids, *self.parts_of(self.items(ids))}) if self.manifest.objects else [*ids]
 
     # ---- locks
 
@@ -194,6 +200,10 @@ class Writer(ABC):
         """Delete the files of uploads whose commit failed, unless the error leaves open whether it did."""
 
     @abstractmethod
+    def parts_of(self, items: Sequence[StoredItem]) -> list[int]:
+        """Return the ids of the parts of pictures; none if the gallery does not divide pictures."""
+
+    @abstractmethod
     def taken(self, keys: Sequence[str]) -> set[str]:
         """Return those of some keys that an upload, whose first choice is the first one, cannot have."""
 
@@ -273,6 +283,10 @@ class FileWriter(Store, Writer):
         """See `Writer.discard`; the transaction was rolled back."""
         with suppress(OSError, LookalikeError):
             self.clear_leftovers()
+
+    def parts_of(self, items: Sequence[StoredItem]) -> list[int]:
+        """See `Writer.parts_of`."""
+        return parts_at(self, [(item.root, item.path) for item in items]) if self.manifest.objects else []
 
     def taken(self, keys: Sequence[str]) -> set[str]:
         """See `Writer.taken`."""
@@ -445,7 +459,8 @@ class DatabaseWriter(Writer):
         if not self.uploads.is_dir():
             return {}
         items = (item for item in self._engine.items(ids) if item.root == UPLOADS)
-        return {item.content_sha256: self.uploads / item.path for item in items}
+        files = (boxes.split(item.path)[0] for item in items)
+        return {file.partition(".")[0]: self.uploads / file for file in files}  # named by their SHA-256
 
     def _delete_uploads(self, files: Mapping[str, Path]) -> None:
         """Delete files that no item has any more, by SHA-256."""
@@ -464,6 +479,19 @@ class DatabaseWriter(Writer):
         """See `Writer.discard`; after an error of the database, the items may have been written."""
         for item in items if isinstance(error, InputError) else ():
             (self.uploads / item.stamp.path).unlink(missing_ok=True)
+
+    def parts_of(self, items: Sequence[StoredItem]) -> list[int]:
+        """See `Writer.parts_of`."""
+        wholes = {(item.root, item.path): item.metadata.get(PICTURE) for item in items}
+        named = tuple({str(name) for name in wholes.values() if name is not None})
+        if not (named and self.manifest.objects):
+            return []
+        found: list[int] = []
+        for some in self.scan(FilterTest(PICTURE, "in", named)):
+            for item in some:
+                picture, box = boxes.split(item.path)
+                found += [item.id] if box and (item.root, picture) in wholes else []
+        return found
 
     def taken(self, keys: Sequence[str]) -> set[str]:
         """See `Writer.taken`. Servers with folders of their own do not exclude each other: no name alone."""

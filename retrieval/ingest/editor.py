@@ -9,6 +9,7 @@ from retrieval.errors import InputError
 from retrieval.files import now
 from retrieval.galleries.writer import Writer
 from retrieval.ingest.admission import Admission
+from retrieval.ingest.picture_parts import refuse_column, with_changes_of_parts
 from retrieval.ingest.uploads import StoredUpload, Upload, store_uploads
 from retrieval.storage.decisions import DecisionLog, decide
 from retrieval.storage.manifest import Manifest
@@ -59,6 +60,8 @@ class Editor:
     def remove(self, ids: Sequence[int]) -> None:
         """Remove items, and their files if they were uploaded. The decision is logged.
 
+        The parts of a picture go with it, in a gallery that divides pictures.
+
         Raises:
             InputError: An unknown item; nothing is changed.
         """
@@ -67,7 +70,7 @@ class Editor:
             raise InputError(f"no item {min(missing)}; nothing was removed")
         with self._log.before(decide("remove", item) for item in items):
             started = now()
-            removed = self._writer.remove(ids)
+            removed = self._writer.remove(self._writer.with_parts(ids))
             self._writer.record_run("remove", started, {"removed": removed})
 
     def select(self, where: str) -> list[int]:
@@ -111,9 +114,13 @@ class Editor:
         self, items: Sequence[StoredItem], labels: Sequence[str | None], metadata: Mapping[str, Value]
     ) -> None:
         self._writer.check_metadata(metadata, [("metadata", metadata)])
+        if self._writer.manifest.objects:
+            refuse_column(metadata, None)
         started, both = now(), zip(items, labels, strict=True)
-        self._writer.amend([Change(item.id, item.stamp(label), metadata) for item, label in both])
-        self._writer.record_run("update", started, {"described": len(items)})
+        changes = [Change(item.id, item.stamp(label), metadata) for item, label in both]
+        changes = with_changes_of_parts(self._writer, items, changes)
+        self._writer.amend(changes)
+        self._writer.record_run("update", started, {"described": len(changes)})
 
     def undo(self, numbers: Sequence[int]) -> list[int]:
         """Withdraw decisions, the newest first, and return the numbers of those whose label changed back.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,12 +16,13 @@ import numpy as np
 from retrieval.errors import ImageError, InputError, LookalikeError
 from retrieval.files import now
 from retrieval.galleries.searchable import SearchableGallery
+from retrieval.images import boxes
 from retrieval.images.decode import KnownFile
 from retrieval.images.location import Location, locate_item
 from retrieval.ingest.admission import Admission, Arrival, Original
 from retrieval.ingest.committer import Batch, Committer, ItemDraft
 from retrieval.ingest.file_plan import changes_of, known_roots, moved_item, plan_indexing
-from retrieval.ingest.picture_tiles import COLUMN, with_tiles
+from retrieval.ingest.picture_parts import divide
 from retrieval.ingest.pipeline import EmbeddedBatch, embed_ahead
 from retrieval.ingest.replay import replay, withhold
 from retrieval.ingest.sources import Scan, Sources, collect
@@ -35,7 +36,7 @@ from retrieval.storage.planning import (
     ItemPlace,
     ItemTable,
 )
-from retrieval.storage.records import BadFile, Change, IndexSpec
+from retrieval.storage.records import PICTURE, BadFile, Change, IndexSpec
 from retrieval.text import pluralize
 
 COMMIT_ITEMS = 4096
@@ -195,13 +196,16 @@ def add_images(
         KeyboardInterrupt: Interrupted; images embedded before stay.
     """
     writer = gallery.writer
-    with writer.running(), closing(writer.table()) as table:
+    has_detector = gallery.detector is not None  # of which pictures that are there take no run
+    with writer.running(), closing(writer.table(whole=has_detector)) as table:
         started = now()
         found = collect(sources, known_roots(table))
-        if gallery.manifest.objects:
-            found.entries = with_tiles(found.entries, gallery.folder)
         if not ignore_decisions:
             withhold(gallery.folder, found)
+        if gallery.manifest.objects:
+            divide(gallery, table, found)
+            if not ignore_decisions:  # parts that were removed
+                withhold(gallery.folder, found)
         result = ingest(
             gallery,
             table,
@@ -217,7 +221,7 @@ def add_images(
             gallery, result, command, started, reindex=reindex, index=index, show_progress=show_progress
         )
     if gallery.manifest.objects and gallery.manifest.product is None and result.added:
-        gallery.use_products(COLUMN)
+        gallery.use_products(PICTURE)
     return result
 
 
@@ -295,8 +299,8 @@ def carry_out(
         door = Admission(gallery.fixed()) if duplicates == "refuse" else None
         run = _Run(gallery, plan, found, result, policy, source or embed_here, door)
         run.run(progress)
-    if outdated := plan.renamed():
-        result.removed += writer.remove(outdated)
+    if outdated := {*plan.renamed(), *found.outdated}:
+        result.removed += writer.remove(sorted(outdated))
     for gone in plan.gone_items() if remove_gone else ():
         result.removed += writer.remove(gone)
     gallery.refresh()
@@ -354,6 +358,16 @@ class _Arrived(NamedTuple):
     is_copy: bool = False
 
 
+def _is_part(draft: ItemDraft) -> bool:
+    """Return whether an image is a part of a picture that the gallery has divided."""
+    return PICTURE in draft.image.metadata and bool(boxes.split(draft.image.path)[1])
+
+
+def _picture(draft: ItemDraft) -> tuple[str, str]:
+    """Return root and path of the picture that an image is, or is a part of."""
+    return draft.image.root, boxes.split(draft.image.path)[0]
+
+
 class _Run:
     """One indexing run: embeds the images of a plan, with periodic commits.
 
@@ -373,6 +387,7 @@ class _Run:
         self._gallery, self._plan, self._result, self._policy = gallery, plan, result, policy
         self._source, self._door, self._places = source, door, found.places
         self._refused: list[tuple[ImageFile, Original]] = []
+        self._parts: list[_Arrived] = []  # of a picture that the door has not seen yet
         # Items with the bytes of the files that are being read, and the number of those files.
         self._known: dict[str, tuple[list[ItemPlace], int]] = {}
         self._lock = Lock()
@@ -418,6 +433,7 @@ class _Run:
                     self._finish()
                     raise self._policy.error(self._gallery.folder, bad, tried, self._result.bad[-1])
                 self._commit_if_due()
+        self._collect(self._parts)
 
     # ---- known contents
 
@@ -450,22 +466,41 @@ class _Run:
                 arrived += self._reuse_vector(image, existing, found.content_sha256)
             else:
                 arrived.append(_Arrived(ItemDraft(image, existing, *found), next(vectors)))
-        for one in arrived if self._door is None else self._admitted(arrived, self._door):
+        self._collect(arrived if self._door is None else self._admitted(arrived, self._door))
+
+    def _collect(self, arrived: Iterable[_Arrived]) -> None:
+        for one in arrived:
             self._collected.drafts.append(one.draft)
             self._collected.vectors.append(one.vector[None])
             self._result.replaced += one.draft.existing is not None
             self._result.copied += one.is_copy
 
-    def _admitted(self, arrived: Sequence[_Arrived], door: Admission) -> Iterator[_Arrived]:
-        """Yield those of some images that are no near-duplicates, and note the others."""
+    def _admitted(self, arrived: Iterable[_Arrived], door: Admission) -> Iterator[_Arrived]:
+        """Yield those of some images that are no near-duplicates, and note the others.
+
+        The parts of a picture that the gallery has divided wait for it, and do as it does.
+        """
+        parts: list[list[_Arrived]] = []
+        reviewed: list[_Arrived] = []
+        for one in arrived:
+            if self._parts and _picture(one.draft) != _picture(self._parts[0].draft):
+                yield from self._parts  # their picture was there already
+                self._parts = []
+            if _is_part(one.draft):
+                self._parts.append(one)
+            else:
+                reviewed.append(one)
+                parts.append(self._parts)
+                self._parts = []
         originals = door.review(
             [
                 Arrival(one.vector, one.draft.content, one.draft.existing and one.draft.existing.id)
-                for one in arrived
+                for one in reviewed
             ]
         )
-        for one, original in zip(arrived, originals, strict=True):
+        for one, original, its_parts in zip(reviewed, originals, parts, strict=True):
             if original is None:
+                yield from its_parts
                 yield one
             else:
                 self._refused.append((one.draft.image, original))
@@ -554,5 +589,5 @@ class _Run:
         self._result.added += len(batch.drafts)  # first: an interruption may come at any time
         self._result.bad += batch.bad
         if self._door is not None:
-            self._door.committed(len(batch.drafts))
+            self._door.committed(sum(not _is_part(draft) for draft in batch.drafts))
         self._plan.note_added([draft.content for draft in batch.drafts])

@@ -15,6 +15,7 @@ from retrieval.errors import ImageError
 from retrieval.galleries.writer import Writer
 from retrieval.images.load import content_sha256, read_bytes
 from retrieval.images.location import locate_item
+from retrieval.ingest.picture_parts import with_changes_of_parts
 from retrieval.ingest.sources import Entry, Scan
 from retrieval.storage.decisions import Decision, DecisionLog
 from retrieval.storage.planning import ImageFile
@@ -99,17 +100,18 @@ def replay(writer: Writer) -> Replay:
     keys = [*histories]
     for start in range(0, len(keys), _AT_ONCE):
         ids = writer.ids_by_key(keys[start : start + _AT_ONCE])
-        removed, changes = list[int](), list[Change]()
+        removed, changes, relabelled = list[int](), list[Change](), list[StoredItem]()
         for item in writer.items([*ids.values()]):
             history = [one for one in histories[item.key] if one.content == item.content_sha256]
             if history and history[-1].action == "remove":
                 removed.append(item.id)
             elif (label := _label(item, history)) != item.label:
                 changes.append(Change(item.id, item.stamp(label)))
+                relabelled.append(item)
         if changes:
-            writer.amend(changes)
+            writer.amend(with_changes_of_parts(writer, relabelled, changes))
         if removed:
-            writer.remove(removed)
+            writer.remove(writer.with_parts(removed))
         done.relabelled += len(changes)
         done.removed += len(removed)
     return done

@@ -72,12 +72,14 @@ class Scan:
         withheld: Number of files left out because their image was removed by hand.
         table: What does not fit the types of the columns of the table.
         places: Position in its table of each part of a picture, by root and path, for error messages.
+        outdated: Ids of the items that are parts of a picture no more, as it has changed.
     """
 
     def __init__(self, entries: Iterable[Entry] = (), *, repeats: bool = False) -> None:
         self.entries, self.repeats, self.table = entries, repeats, tables.TableReport()
         self.places: dict[tuple[str, str], str] = {}
         self.ignored = self.unmatched = self.withheld = 0
+        self.outdated: list[int] = []
 
     def __iter__(self) -> Iterator[Entry]:
         """Yield image files, and files that are unusable without reading them: with an invalid name, not

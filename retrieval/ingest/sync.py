@@ -17,7 +17,7 @@ from retrieval.images.load import content_sha256, read_bytes
 from retrieval.images.location import Location, locate, locate_item
 from retrieval.ingest.file_plan import find_gone, in_chunks, known_roots, match_moved, plan_indexing
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult, carry_out, finish_run, replay_into
-from retrieval.ingest.picture_tiles import with_tiles
+from retrieval.ingest.picture_parts import divide
 from retrieval.ingest.replay import withhold
 from retrieval.ingest.sources import Entry, Scan, absolute, scan
 from retrieval.progress import Progress
@@ -249,22 +249,24 @@ def _scan_folder(
     if place.kind != "url" and not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder")
     found = scan([place], known_roots(table))
-    found.entries = _with_parts(gallery, table, found.entries)
     if min_age:
         found.entries = _settled(found.entries, min_age)
+    if gallery.manifest.objects and not ignore_decisions:  # a picture goes with its parts
+        withhold(table.folder, found)
+    _with_parts(gallery, table, found)
     if not ignore_decisions:
         withhold(table.folder, found)
     return absolute(place), found
 
 
-def _with_parts(gallery: SearchableGallery, table: ItemTable, entries: Iterable[Entry]) -> Iterable[Entry]:
-    """Return files with the parts that the gallery has of a picture in place of the picture.
+def _with_parts(gallery: SearchableGallery, table: ItemTable, found: Scan) -> None:
+    """Let a scan find the parts that the gallery has of a picture in place of the picture.
 
-    A picture that it had at another place, where it is no more, has the parts that it had there.
+    A picture that it had at another place, where it is no more, has the parts that it had there. In a gallery
+    that divides pictures, these are the pictures with the boxes of a table.
     """
-    parts, divided = table.parts(), gallery.manifest.objects
-    if not parts and not divided:
-        return entries
+    divided = gallery.manifest.objects
+    parts = [one for one in table.parts() if not divided or one.boxes[-1]]
     known = {(one.root, one.path): one for one in parts}
     of_size: dict[int, list[PictureParts]] = {}
     for one in parts:
@@ -280,21 +282,21 @@ def _with_parts(gallery: SearchableGallery, table: ItemTable, entries: Iterable[
         same = content_sha256(data, box) == before.content
         return same and not locate_item(home, before.root, before.path).exists()
 
-    def divide(entry: Entry) -> Iterator[Entry]:
-        if not isinstance(entry, ImageFile):
-            yield entry
-            return
-        found = known.get((entry.root, entry.path))
-        if found is None:
-            found = next((one for one in of_size.get(entry.size, ()) if has_moved(one, entry)), None)
-        if found is not None:
-            yield from (entry._replace(path=entry.path + box) for box in found.boxes)
-        elif divided:
-            yield from with_tiles([entry], gallery.folder)
+    def parts_there(entry: Entry) -> Iterator[Entry]:
+        place = None
+        if isinstance(entry, ImageFile):
+            place = known.get((entry.root, entry.path))
+            if place is None:
+                place = next((one for one in of_size.get(entry.size, ()) if has_moved(one, entry)), None)
+        if isinstance(entry, ImageFile) and place is not None:
+            yield from (entry._replace(path=entry.path + box) for box in place.boxes)
         else:
             yield entry
 
-    return chain.from_iterable(map(divide, entries))
+    if parts:
+        found.entries = chain.from_iterable(map(parts_there, found.entries))
+    if divided:
+        divide(gallery, table, found)
 
 
 def _settled(entries: Iterable[Entry], min_age: float) -> Iterator[Entry]:
@@ -338,7 +340,9 @@ def _add_new_files(gallery: SearchableGallery, table: ItemTable, plan: Compariso
     folders = sorted(str(home / root) for root in plan.gone_roots() if (home / root).is_dir())
     for folder in folders:
         try:
-            for chunk in in_chunks(_with_parts(gallery, table, scan([folder], folders))):
+            found = scan([folder], folders)
+            _with_parts(gallery, table, found)
+            for chunk in in_chunks(found):
                 plan.add_candidates(chunk)
         except InputError:  # it contains no image any more
             continue

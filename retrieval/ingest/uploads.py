@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import PurePosixPath
 
@@ -13,9 +13,10 @@ import numpy as np
 
 from retrieval.files import atomic_write, now
 from retrieval.galleries.writer import Writer
-from retrieval.images.load import open_bytes
+from retrieval.images.load import content_sha256, open_bytes
 from retrieval.ingest.admission import Admission, Arrival, Original
-from retrieval.storage.records import UPLOADS, FileStamp, NewItem, Value
+from retrieval.ingest.picture_parts import refuse_column
+from retrieval.storage.records import PICTURE, UPLOADS, FileStamp, NewItem, Value
 from retrieval.system import fsync_folder
 
 _MAX_NAME = 200  # characters
@@ -29,11 +30,13 @@ class Upload:
         name: File name given by the client; untrusted.
         data: Bytes of a valid image file.
         vector: Embedding by the gallery's model, float32 [D].
+        parts: Fragment and embedding of each part, in a gallery that divides pictures.
     """
 
     name: str
     data: bytes
     vector: np.ndarray
+    parts: Sequence[tuple[str, np.ndarray]] = ()
 
     @cached_property
     def digest(self) -> str:
@@ -84,6 +87,8 @@ def store_uploads(
         LookalikeError, OSError: Writing failed. Nothing is changed.
     """
     ids, given = writer.ids_by_content([upload.digest for upload in uploads]), metadata or {}
+    if writer.manifest.objects:
+        refuse_column(given, None)
     new: dict[str, Upload] = {}
     for upload in uploads:
         if upload.digest not in ids:
@@ -98,11 +103,13 @@ def store_uploads(
         writer.check_metadata(given, [("metadata", given)])
         try:
             items = _write_files(writer, new, label, given)
-            writer.commit(np.stack([upload.vector for upload in new.values()]), items)
+            every = [_with_parts(writer, *one) for one in zip(new.values(), items, strict=True)]
+            vectors = np.stack([vector for some in every for _, vector in some])
+            writer.commit(vectors, [item for some in every for item, _ in some])
         except BaseException as error:
             writer.discard(items, error)
             raise
-        writer.record_run("add", started, {"added": len(items)})
+        writer.record_run("add", started, {"added": len(vectors)})
         writer.merge()
         ids |= writer.ids_by_content([*new])
     return [
@@ -140,6 +147,19 @@ def _write_files(
         key = next((name for name in names if name not in used), names[-1])
         items[key] = NewItem(stamp, digest, *opened.upright_size, metadata, key)
     return list(items.values())
+
+
+def _with_parts(writer: Writer, upload: Upload, item: NewItem) -> list[tuple[NewItem, np.ndarray]]:
+    """Return the items of an upload's parts and, behind them, its own, each with its vector."""
+    if not writer.manifest.objects:
+        return [(item, upload.vector)]
+    item = replace(item, metadata={**item.metadata, PICTURE: item.key})
+    found = []
+    for box, vector in upload.parts:
+        stamp = replace(item.stamp, path=item.stamp.path + box)
+        content = content_sha256(upload.data, box)
+        found.append((replace(item, stamp=stamp, content_sha256=content, key=f"{item.key}{box}"), vector))
+    return [*found, (item, upload.vector)]
 
 
 def _names(name: str, digest: str, suffix: str) -> list[str]:

@@ -4,21 +4,27 @@ Read are the usual shapes, for one picture: boxes [N, 4] beside scores [N] or [N
 TensorFlow have them; rows of left, top, right, bottom, score and class, as models with their own
 suppression have them; and the raw output of YOLO, [5 + C, N] or [4 + C, N] in either order. Classes do not
 matter here. Coordinates are pixels of the model's input, or fractions if none is above 2.
+
+A gallery whose items are the boxes of a detector has a copy of its file, and its SHA-256 in the manifest.
 """
 
 from __future__ import annotations
 
+import hashlib
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from retrieval.errors import InputError
+from retrieval.errors import InputError, LookalikeError
+from retrieval.files import atomic_write, has_sha256
 from retrieval.images.resampling import resample
 from retrieval.model.runtime import Runtime
 from retrieval.model.sessions import open_session, reason
 from retrieval.search.regions import MOST_TILES, suppressed
 
+NAME = "detector.onnx"  # in a gallery folder
 _SIDE, _STEP = 640, 32  # pixels: longer side of an input of any size, and what its sides are multiples of
 _MOST_SIDE = 4096
 _LEAST_SCORE = 0.25
@@ -34,6 +40,8 @@ class Detector:
 
     Attributes:
         path: Path of the file.
+        fingerprint: SHA-256 of the file.
+        side: Shorter side of a picture, in pixels, at which it has no fewer of them than the input.
 
     Args:
         file: ONNX model.
@@ -50,6 +58,7 @@ class Detector:
             data = self.path.read_bytes()
         except OSError as error:
             raise InputError(f"{self.path}: cannot be read ({error.strerror}); name an ONNX file") from error
+        self.fingerprint = hashlib.sha256(data).hexdigest()
         self._session = open_session(self.path, data, runtime or Runtime())
         inputs = self._session.get_inputs()
         shape = inputs[0].shape if len(inputs) == 1 else []
@@ -65,6 +74,7 @@ class Detector:
         )
         if max(self._height or 0, self._width or 0) > _MOST_SIDE:
             raise InputError(f"{self.path}: its input has a side of over {_MOST_SIDE} pixels")
+        self.side = max(self._height or _SIDE, self._width or _SIDE)
 
     def boxes(self, image: np.ndarray) -> np.ndarray:
         """Return where things are in an upright RGB image, uint8 [H, W, 3].
@@ -98,6 +108,34 @@ class Detector:
             what = "its outputs are neither boxes with scores nor rows of boxes"
             raise InputError(f"{self.path}: {what}: {shapes[:200]}; docs/objects.md has what is read")
         return _chosen(*read, *shape)
+
+
+def keep_detector(folder: Path, detector: Detector) -> None:
+    """Copy the file of a detector into a gallery folder."""
+    if not has_sha256(folder / NAME, detector.fingerprint):
+        with atomic_write(folder / NAME) as draft:
+            shutil.copyfile(detector.path, draft)
+
+
+def own_detector(folder: Path, fingerprint: str, runtime: Runtime) -> Detector:
+    """Load the detector of a gallery.
+
+    Args:
+        folder: Gallery folder.
+        fingerprint: SHA-256 of the detector's file.
+        runtime: Device, provider and threads.
+
+    Raises:
+        LookalikeError: The file is missing, or is another one.
+    """
+    file = folder / NAME
+    if not file.exists():
+        what = f"{file}: missing, the detector by which this gallery divides pictures"
+    elif not has_sha256(file, fingerprint):
+        what = f"{file}: not the detector by which this gallery divides pictures"
+    else:
+        return Detector(file, runtime)
+    raise LookalikeError(f"{what}; copy the ONNX file with the SHA-256 {fingerprint[:12]}... there")
 
 
 def _names(shape: list[int | str | None]) -> tuple[str, ...]:

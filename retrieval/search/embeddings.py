@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +60,12 @@ class StoredEmbeddings:
 
 
 def read_embeddings(
-    store: Store, snapshot: Snapshot, *, labelled: bool = False, limit: int | None = None
+    store: Store,
+    snapshot: Snapshot,
+    *,
+    labelled: bool = False,
+    chosen: Callable[[np.ndarray], np.ndarray] | None = None,
+    limit: int | None = None,
 ) -> StoredEmbeddings:
     """Read the embeddings of a snapshot, with the labels and contents of their items.
 
@@ -67,6 +73,7 @@ def read_embeddings(
         store: Gallery store.
         snapshot: State of the gallery.
         labelled: Leave out items without a label.
+        chosen: Function of ids that returns those that are not left out; `None` to leave out none.
         limit: Largest number of items; of more, a random sample is read, the same each time.
 
     Raises:
@@ -75,6 +82,8 @@ def read_embeddings(
     ids = np.sort(snapshot.item_ids(snapshot.live_rows()))
     if labelled:
         ids = np.intersect1d(ids, labelled_ids(store))
+    if chosen is not None:
+        ids = chosen(ids)
     total = len(ids)
     if limit is not None and total > limit:
         ids = np.sort(np.random.default_rng(0).choice(ids, limit, replace=False))

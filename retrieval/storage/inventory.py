@@ -49,6 +49,7 @@ def inventory(store: Store, index_card: Mapping[str, Any] | None, outside_index:
         "columns": store.columns(),
         "product": store.manifest.product,
         "variant": store.manifest.variant,
+        "parts": store.manifest.parts,
         "bytes": {"database": (folder / "gallery.db").stat().st_size, **sizes, "all": folder_size(folder)},
         "format": store.manifest.format_version,
         "runs": last_runs(store, _RUNS),

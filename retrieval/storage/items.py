@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from retrieval.errors import InputError, LookalikeError
+from retrieval.images import boxes
 from retrieval.storage import bulk, database, schema
 from retrieval.storage.records import (
     MISSING,
@@ -128,10 +129,12 @@ def read_facts(db: sqlite3.Connection, ids: np.ndarray) -> tuple[Facts, bulk.Col
 
 
 def removed_uploads(db: sqlite3.Connection, ids: Collection[int]) -> list[str]:
-    """Return the names of the uploaded files of removed items that no live item has."""
-    live = f"SELECT 1 FROM items WHERE root = gone.root AND path = gone.path AND path != '' AND {schema.LIVE}"
-    query = f"SELECT path FROM items AS gone WHERE id IN {schema.LISTED} AND root = ? AND NOT EXISTS ({live})"
-    return [name for (name,) in db.execute(query, (json.dumps(list(ids)), UPLOADS))]
+    """Return the names of the uploaded files of removed items that no live item has, in whole or in part."""
+    query = f"SELECT path FROM items WHERE id IN {schema.LISTED} AND root = ?"
+    gone = {boxes.split(path)[0] for (path,) in db.execute(query, (json.dumps(list(ids)), UPLOADS))}
+    live = f"SELECT 1 FROM items WHERE {schema.OF_PICTURE} AND {schema.LIVE}"
+    values = {name: schema.of_picture(UPLOADS, name) for name in gone if name}
+    return [name for name, value in values.items() if db.execute(live, value).fetchone() is None]
 
 
 def metadata_columns(db: sqlite3.Connection) -> list[str]:

@@ -47,7 +47,8 @@ class Manifest:
         dtype: Type of the stored numbers, one of `DTYPES`.
         product: Column of the product that an image is a view of; `None` if images are not of products.
         variant: Column of the variant of the product, such as its colour; `None` if products have none.
-        objects: Parts of each picture are items beside it; see `retrieval.ingest.picture_tiles`.
+        objects: Parts of each picture are items beside it; see `retrieval.ingest.picture_parts`.
+        detector: SHA-256 of the detector whose boxes the parts are; `None` for tiles.
         revision: Number of changes of these facts since the gallery was created.
         uuid: Random id of the gallery.
         format_version: Version of the gallery format.
@@ -67,6 +68,7 @@ class Manifest:
     product: str | None = None
     variant: str | None = None
     objects: bool = False
+    detector: str | None = None
     revision: int = 0
     uuid: str = field(default_factory=_new_uuid)
     format_version: int = FORMAT_VERSION
@@ -75,6 +77,11 @@ class Manifest:
     def has_model(self) -> bool:
         """Whether the gallery has a model file to embed images with."""
         return self.embedding is None
+
+    @property
+    def parts(self) -> str | None:
+        """How pictures are divided: "tiles" or "detector SHA-256"; `None` if they are not."""
+        return None if not self.objects else "tiles" if self.detector is None else f"detector {self.detector}"
 
     def is_product(self, column: str | None) -> bool:
         """Return whether a column is that of the products."""
@@ -102,6 +109,7 @@ class Manifest:
             "product": self.product,
             "variant": self.variant,
             "objects": self.objects or None,
+            "detector": self.detector,
             "revision": self.revision,
             _INDEX_SPEC: _given(vars(self.index_spec)) or None,
             **_CONSTANT,
@@ -138,6 +146,7 @@ def parse_manifest(folder: Path | str, rows: Iterable[tuple[str, str]]) -> Manif
             product=facts.get("product"),
             variant=facts.get("variant"),
             objects=bool(facts.get("objects")),
+            detector=facts.get("detector"),
             revision=int(facts.get("revision", 0)),
             uuid=str(facts["gallery_uuid"]),
             format_version=version,

@@ -25,7 +25,7 @@ from retrieval.errors import ImageError, LookalikeError
 from retrieval.images import boxes
 from retrieval.storage import database
 from retrieval.storage.records import UPLOADS, BadFile, FileStamp, Value
-from retrieval.storage.schema import AT_PLACES, KEPT, LISTED, LIVE, SEARCHABLE
+from retrieval.storage.schema import AT_PLACES, KEPT, LISTED, LIVE, OF_PICTURE, SEARCHABLE, of_picture
 from retrieval.storage.store import Store, last_number
 
 _PAGE = 1000  # rows read at a time
@@ -108,6 +108,20 @@ class ItemPlace(NamedTuple):
     height: int
 
 
+class PictureItem(NamedTuple):
+    """A live item of a picture: of itself, or of a part of it.
+
+    Attributes:
+        id: Item id.
+        box: Fragment of the part; empty for the picture itself.
+        version: Size in bytes and modification time of the file when it was embedded.
+    """
+
+    id: int
+    box: str
+    version: tuple[int, int]
+
+
 class PictureParts(NamedTuple):
     """A picture of which parts are items.
 
@@ -116,7 +130,7 @@ class PictureParts(NamedTuple):
         path: Path below the root.
         size: Size of the file in bytes, when the first part was embedded.
         content: `content_sha256` of the first part.
-        boxes: Fragments of the parts; an empty one before them if the picture is an item itself.
+        boxes: Fragments of the parts; an empty one behind them if the picture is an item itself.
     """
 
     root: str
@@ -241,8 +255,15 @@ class ItemTable(ABC):
                 if box and (root, place) not in found:
                     found[root, place] = PictureParts(root, place, size, content, [""] if has_whole else [])
                 if box:
-                    found[root, place].boxes.append(box)
+                    found[root, place].boxes.insert(len(found[root, place].boxes) - has_whole, box)
         return [*found.values()]
+
+    def of_picture(self, root: str, path: str) -> list[PictureItem]:
+        """Return the live items of a picture, itself and its parts, by id."""
+        query = f"SELECT id, path, size, mtime_ns FROM gallery.items AS items WHERE {OF_PICTURE} AND {LIVE}"
+        with self.errors():
+            rows = self.db.execute(f"{query} ORDER BY id", of_picture(root, path)).fetchall()
+        return [PictureItem(item, at[len(path) :], (size, time)) for item, at, size, time in rows]
 
     @contextmanager
     def errors(self) -> Iterator[None]:

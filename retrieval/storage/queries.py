@@ -22,7 +22,7 @@ from retrieval.storage.conditions import (
     find_column,
     item_columns,
 )
-from retrieval.storage.schema import AT_ONCE, KEPT, LISTED, LIVE, SEARCHABLE, quoted
+from retrieval.storage.schema import AT_ONCE, KEPT, LISTED, LIVE, OF_PICTURE, SEARCHABLE, of_picture, quoted
 from retrieval.storage.store import Store
 
 _KEPT = KEPT.format("main")
@@ -283,6 +283,13 @@ def ids_of_file(store: Store, root: str, path: str) -> list[int]:
     """Return the ids of the searchable items of a file, oldest first."""
     query = f"SELECT id FROM items WHERE {SEARCHABLE} AND root = ? AND path = ? ORDER BY id"
     return [item for (item,) in store.select(query, (root, path))]
+
+
+def parts_at(store: Store, places: Sequence[tuple[str, str]]) -> list[int]:
+    """Return the ids of the live items that are parts of the pictures of some files, by root and path."""
+    query = f"SELECT id FROM items WHERE {OF_PICTURE} AND path != :path AND {LIVE}"
+    with store.reading() as db:
+        return [part for place in places for (part,) in db.execute(query, of_picture(*place))]
 
 
 # ---- contents

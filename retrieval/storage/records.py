@@ -18,6 +18,8 @@ MISSING = object()  # stands for a value that is not given, where `None` is give
 MetadataColumns = Mapping[str, Sequence[object]]
 # Root of the uploaded files: relative to the gallery folder, so that they move with it.
 UPLOADS = "pictures"
+# Column of the picture that items are parts of, in a gallery that divides pictures.
+PICTURE = "picture"
 # Names of the uploaded files.
 UPLOAD_NAME = re.compile(r"[0-9a-f]{64}\.[a-z]+")
 

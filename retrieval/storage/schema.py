@@ -12,6 +12,7 @@ from json.encoder import encode_basestring_ascii
 from typing import Any, Literal, cast
 
 from retrieval.errors import InputError
+from retrieval.images.boxes import MARK
 from retrieval.storage.records import Value
 
 FORMAT_VERSION = 3
@@ -75,6 +76,11 @@ FIELD_SEPARATOR = "\x1f"  # between the values that a checksum covers
 _TEXT = FIELD_SEPARATOR.join("%s" for _ in FACTS)
 _JSON: Mapping[type, Callable[[Any], str]] = {str: encode_basestring_ascii, int: repr, float: repr}
 LISTED = "(SELECT value FROM json_each(?))"  # the values of a JSON array, bound as one parameter
+# Items of a picture, itself and its parts; for `of_picture`.
+OF_PICTURE = (
+    "items.root = :root AND items.path != '' AND (items.path = :path OR items.path >= :first "
+    "AND items.path < :end)"
+)
 # The items of files, given as a JSON array of pairs of root and path, which is bound as one parameter.
 AT_PLACES = (
     "(SELECT json_extract(value, '$[0]') AS root, json_extract(value, '$[1]') AS path FROM json_each(?)) "
@@ -83,6 +89,12 @@ AT_PLACES = (
 AT_ONCE = 500  # parameters of one statement, below SQLite's limit
 _MOST_COLUMNS = 500
 _INTEGERS = range(-(2**63), 2**63)
+
+
+def of_picture(root: str, path: str) -> dict[str, str]:
+    """Return the parameters of `OF_PICTURE`."""
+    after = path + MARK[:-1] + ">"  # the letter after "="
+    return {"root": root, "path": path, "first": path + MARK, "end": after}
 
 
 def create_indexes(db: sqlite3.Connection) -> None:

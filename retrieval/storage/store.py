@@ -12,6 +12,7 @@
     model/                      model.onnx (.zip, .json) and probes.npy; empty for an external embedding
     reports/<time>/             report.json and report.html
     calibration.json            how probable hits are, if that was learned; bound to the model
+    detector.onnx               finds the parts of pictures that are items, if a detector does
     pictures/<sha256>.<suffix>  uploaded image files, if any
 
 Files are written under a temporary name, flushed to disk and renamed before the transaction that names
@@ -40,6 +41,7 @@ import numpy as np
 
 from retrieval.errors import InputError, LockedError, LookalikeError
 from retrieval.files import check_free, file_lock, is_open, now
+from retrieval.images import boxes
 from retrieval.machine.installation import versions
 from retrieval.storage import database, removals, schema, segments
 from retrieval.storage.facts import DamagedError, encoded
@@ -575,7 +577,7 @@ class Store:
     def uploaded_files(self) -> set[str]:
         """Return the names of the uploaded files that live items have."""
         query = "SELECT path FROM items WHERE root = ? AND path != '' AND deleted_at IS NULL"
-        return {path for (path,) in self.select(query, (UPLOADS,))}
+        return {boxes.split(path)[0] for (path,) in self.select(query, (UPLOADS,))}
 
     def leftovers(self, *, uploads: bool = True) -> list[Path]:
         """Return files and folders that no row names: of a running writer, or of one that was killed."""

@@ -15,6 +15,7 @@ from retrieval.galleries.searchable import SearchableGallery
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult, finish_run, ingest
 from retrieval.ingest.sources import Entry, Scan, stat_image
 from retrieval.model.embedder import Embedder
+from retrieval.search.detector import NAME as DETECTOR
 from retrieval.storage.decisions import copy_log
 from retrieval.storage.maintenance import carry_identities
 from retrieval.storage.queries import count_items, live_ids
@@ -115,8 +116,11 @@ def _open_or_create(gallery: FilesView, model: Embedder, draft: Path) -> FilesVi
             return begun
     if draft.exists():
         shutil.rmtree(draft)
+    detector = gallery.detector  # if its file is missing, nothing is begun
     new = FilesView.new(draft, model, storage=gallery.store.manifest.dtype)
     with new.store.writing():
+        if detector is not None:
+            link_or_copy(detector.path, draft / DETECTOR)
         old = gallery.store.manifest
         known = replace(
             new.store.manifest,
@@ -124,6 +128,7 @@ def _open_or_create(gallery: FilesView, model: Embedder, draft: Path) -> FilesVi
             product=old.product,
             variant=old.variant,
             objects=old.objects,
+            detector=old.detector,
         )
         new.store.update_manifest(known)
     return new

@@ -12,6 +12,7 @@ from retrieval.errors import InputError, LockedError, LookalikeError
 from retrieval.files import file_lock, folder_size, link_or_copy
 from retrieval.progress import Progress
 from retrieval.search.calibration import NAME as CALIBRATION
+from retrieval.search.detector import NAME as DETECTOR
 from retrieval.storage import maintenance, segments
 from retrieval.storage.decisions import copy_log
 from retrieval.storage.manifest import write_copy
@@ -126,8 +127,7 @@ def _files(folder: Path, copy: Store) -> Iterator[Path]:
     index = copy.state().index
     if index is not None:
         yield from (Path("indexes", index.folder, name) for name in ("index.faiss", "card.json"))
-    if (folder / CALIBRATION).exists():
-        yield Path(CALIBRATION)
+    yield from (Path(name) for name in (CALIBRATION, DETECTOR) if (folder / name).exists())
     yield from (Path(UPLOADS, name) for name in sorted(copy.uploaded_files()))
     for part in ("model", "reports"):
         files = (path for path in (folder / part).rglob("*") if path.is_file())

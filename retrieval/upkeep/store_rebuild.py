@@ -122,7 +122,9 @@ def _open_or_create(gallery: DatabaseView, model: Embedder, draft: Path) -> Data
         product=old.product,
         variant=old.variant,
         objects=old.objects,
+        detector=old.detector,
     )
+    _ = gallery.detector  # if its file is missing, nothing is begun
     address = new_address(gallery)
     create_collection(draft, address, manifest, model).close()
     new = DatabaseView(draft, runtime=model.runtime, address=address)

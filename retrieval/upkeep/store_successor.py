@@ -16,6 +16,7 @@ from retrieval.files import link_or_copy
 from retrieval.galleries.database import RECALL, DatabaseView
 from retrieval.galleries.database_folder import create_folder, is_store, read_folder
 from retrieval.model.embedder import Embedder
+from retrieval.search.detector import NAME as DETECTOR
 from retrieval.storage.decisions import copy_log
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import UPLOADS
@@ -47,13 +48,15 @@ def create_collection(draft: Path, address: Address, manifest: Manifest, model: 
 
 
 def keep_files(folder: Path, target: Path) -> None:
-    """Give another folder the uploads and the decisions of a gallery."""
+    """Give another folder the uploads, the detector and the decisions of a gallery."""
     shutil.rmtree(target / UPLOADS, ignore_errors=True)
     for file in sorted((folder / UPLOADS).rglob("*")) if (folder / UPLOADS).is_dir() else ():
         if file.is_file():
             copy = target / UPLOADS / file.relative_to(folder / UPLOADS)
             copy.parent.mkdir(parents=True, exist_ok=True)
             link_or_copy(file, copy)
+    if (folder / DETECTOR).exists():
+        link_or_copy(folder / DETECTOR, target / DETECTOR)
     copy_log(folder, target)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from retrieval.galleries.database import DatabaseView
 from retrieval.progress import Progress
 from retrieval.text import pluralize
-from retrieval.upkeep.verify import Problem, Verification, check_model
+from retrieval.upkeep.verify import Problem, Verification, check_detector, check_model
 
 _LENGTH_ERROR = 1e-2  # of a stored vector, also in float16
 _PROBES = 64  # items that are searched by their own vectors
@@ -29,6 +29,7 @@ def verify_database(gallery: DatabaseView, *, show_progress: bool = False) -> Ve
     """
     remedy = "create the folder again with `lookalike index connect`"
     problems = [*check_model(gallery.folder, gallery.manifest, lambda: gallery.embedder, remedy)]
+    problems += check_detector(gallery.folder, gallery.manifest)
     items = vectors = 0
     damaged: list[int] = []
     missing: list[int] = []

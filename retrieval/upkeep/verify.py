@@ -18,6 +18,7 @@ from retrieval.model.runtime import Runtime
 from retrieval.progress import Progress
 from retrieval.search.calibration import NAME as CALIBRATION
 from retrieval.search.calibration import CalibrationFile
+from retrieval.search.detector import NAME as DETECTOR
 from retrieval.storage import maintenance
 from retrieval.storage.decisions import FILE as DECISIONS
 from retrieval.storage.decisions import DecisionLog
@@ -179,6 +180,7 @@ def _check(store: Store, runtime: Runtime, show_progress: bool) -> Iterator[Prob
         *_check_other_files(store),
         *_check_index(store, state),
         *_check_model(store, runtime),
+        *check_detector(store.folder, store.manifest),
     ]
     if is_sealed:
         yield from found
@@ -377,6 +379,13 @@ def _check_model(store: Store, runtime: Runtime) -> Iterator[Problem]:
         "it is rebuilt with the model",
         partial(_rewrite_probes, runtime=runtime),
     )
+
+
+def check_detector(folder: Path, manifest: Manifest) -> Iterator[Problem]:
+    """Yield the problem of the detector by which a gallery divides pictures, if any."""
+    if manifest.detector is not None and not has_sha256(folder / DETECTOR, manifest.detector):
+        remedy = f"put back the ONNX file with the SHA-256 {manifest.detector[:12]}..."
+        yield Problem(f"{DETECTOR}: {state_of(folder / DETECTOR)}", remedy)
 
 
 def check_model(

@@ -236,7 +236,7 @@ def embedding_map(service: SearchService, limit: int | None = None) -> GalleryMa
     """
     with hide_paths(service):
         gallery = service.gallery.fixed()
-        found = gallery.embeddings(limit=limit or MAPPED)
+        found = gallery.embeddings(pictures=True, limit=limit or MAPPED)
         if not found.total:
             raise InputError("there are no images yet")
         embeddings = embeddings_of(gallery, found, service.name, _UNLABELLED)
@@ -255,7 +255,7 @@ def _triplet_diagram(service: SearchService, state: str) -> TripletDiagram:
 
     gallery = service.gallery.fixed()
     check_labels(gallery)
-    stored = gallery.embeddings(labelled=True, limit=MAX_DRAWN)
+    stored = gallery.embeddings(labelled=True, pictures=True, limit=MAX_DRAWN)
     found = triplets.triplets(embeddings_of(gallery, stored, service.name))
     label = f"Triplet diagram: of {100 * found.hard_share:.1f}% of the images another class is nearer"
     panels = [[triplets.Panel("labelled images", [found])]]

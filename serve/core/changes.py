@@ -10,8 +10,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
 
-import numpy as np
-
 from retrieval.errors import InputError, LockedError, LookalikeError, StoreError, pointing
 from retrieval.galleries.items import Item, item_values
 from retrieval.ingest.admission import Admission
@@ -150,18 +148,15 @@ def add(
     if len(images) > MAX_IMAGES:
         raise InputError(f"{len(images)} images at once: send at most {MAX_IMAGES}")
     _check_label(label)
-    vectors, fingerprint = service.embed([data for _, data in images])
-    uploads = [
-        Upload(name, data, vector)
-        for (name, data), vector in zip(images, vectors, strict=True)
-        if isinstance(vector, np.ndarray)
-    ]
+    embedded, then = service.embed_uploads(images)
+    uploads = [one for one in embedded if isinstance(one, Upload)]
     stored: list[StoredUpload] = []
     items: dict[int, StoredItem] = {}
     if uploads:
         _check_disk(service, sum(len(upload.data) for upload in uploads))
         with writing(service) as editor:
-            if editor.manifest.fingerprint != fingerprint:
+            now = editor.manifest
+            if (now.fingerprint, now.parts) != (then.fingerprint, then.parts):
                 raise UnavailableError(_REBUILT)
             door = None
             if duplicates == "refuse":
@@ -173,7 +168,7 @@ def add(
     added = (
         AddedImage(_item(service, items[upload.id]), upload.is_new, upload.similarity) for upload in stored
     )
-    return [vector if isinstance(vector, InputError) else next(added) for vector in vectors]
+    return [one if isinstance(one, InputError) else next(added) for one in embedded]
 
 
 def remove(

@@ -14,19 +14,27 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from retrieval.errors import ImageError, InputError, pointing
+from retrieval.errors import ImageError, InputError, LookalikeError, pointing
 from retrieval.galleries.items import Item
 from retrieval.galleries.objects import Tiles, decode_side
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.images.load import OpenedImage, open_bytes, read_bytes
 from retrieval.images.resampling import Box
+from retrieval.ingest.picture_parts import decode_parts, parts_of_picture
 from retrieval.machine.resources import cores
 from retrieval.model.embedder import Embedder
 from retrieval.search.composition import compose
 from retrieval.search.detector import Detector
 from retrieval.storage.query_log import Kind
 from serve.core.cost import add_pixels
-from serve.core.errors import BusyError, NoModelError, NoTextEncoderError, TooLargeError, UnknownItemError
+from serve.core.errors import (
+    BusyError,
+    NoModelError,
+    NoTextEncoderError,
+    TooLargeError,
+    UnavailableError,
+    UnknownItemError,
+)
 from serve.core.live import LiveState
 from serve.core.originals import Original, find_original
 from serve.core.telemetry import Telemetry
@@ -238,7 +246,7 @@ class QueryResolver:
     Args:
         telemetry: Records decoding and embedding times.
         max_pixels: Pixels that the images of one request may have to decode.
-        detector: Finds objects; `None` for tiles.
+        detector: Finds objects; `None` for the gallery's own, or tiles.
 
     Attributes:
         decoding: Semaphore for decoding: the largest image takes half a gigabyte. Thumbnails do not use it,
@@ -319,9 +327,11 @@ class QueryResolver:
         Raises:
             ImageError: The image cannot be read.
             NoModelError: The gallery has no model.
+            UnavailableError: The gallery lacks its detector.
             UnknownItemError: There is no such item.
         """
         preprocess = model_of(state).preprocess
+        detector = self._detector or detector_of(state)
         own = (
             () if isinstance(query, bytes) else (find_item(state.gallery, item_id(state.gallery, query)).id,)
         )
@@ -330,7 +340,27 @@ class QueryResolver:
             opened = open_region(source, None, side=decode_side(preprocess))
             add_pixels(opened.pixels)
             with self._share_of_cores(opened.pixels):
-                return Tiles.of(load_region(opened, None), preprocess, self._detector), own
+                return Tiles.of(load_region(opened, None), preprocess, detector), own
+
+    def parts(self, state: LiveState, data: bytes) -> list[tuple[str, np.ndarray]]:
+        """Return fragment and vector of each part into which the gallery divides a picture; see `Upload`.
+
+        Raises:
+            InputError: The image cannot be read, or the detector fails.
+            UnavailableError: The gallery lacks its detector.
+        """
+        if not state.gallery.manifest.objects:
+            return []
+        preprocess, detector = model_of(state).preprocess, detector_of(state)
+        size = open_region(data, None, side=preprocess.scaled).pixels
+        with self.decoding, self._telemetry.stage("decode"), self._share_of_cores(size):
+            try:
+                boxes = parts_of_picture(data, "image", detector)
+            except InputError as error:
+                error.args = (state.gallery.public(str(error)),)
+                raise
+            pixels = [*decode_parts(data, "image", boxes, preprocess)]
+        return [*zip(boxes, self._run_model(state, np.stack(pixels))[0], strict=True)] if pixels else []
 
     def image(self, source: Original | bytes, side: int | None = None) -> Image.Image:
         """Return an image; raise an `ImageError` if it cannot be read.
@@ -425,6 +455,18 @@ class QueryResolver:
         with self._telemetry.stage("embed") as watch:
             vectors = state.embed(pixels)
         return vectors, watch.ms
+
+
+def detector_of(state: LiveState) -> Detector | None:
+    """Return the detector by which a gallery divides pictures, if it has one.
+
+    Raises:
+        UnavailableError: Its file is missing, or another one.
+    """
+    try:
+        return state.gallery.detector
+    except LookalikeError as error:
+        raise UnavailableError(state.gallery.public(str(error))) from error
 
 
 def item_id(gallery: SearchableGallery, name: int | str) -> int:

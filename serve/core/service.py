@@ -21,6 +21,7 @@ from retrieval.galleries.objects import Objects, refuse_options, search_objects
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.gallery import Gallery
 from retrieval.images.resampling import Box
+from retrieval.ingest.uploads import Upload
 from retrieval.model.embedder import Embedder
 from retrieval.model.licenses import model_license
 from retrieval.model.runtime import Runtime
@@ -29,6 +30,7 @@ from retrieval.search.calibration import Calibration
 from retrieval.search.detector import Detector
 from retrieval.search.lru_cache import LRUCache
 from retrieval.search.options import SearchOptions
+from retrieval.storage.manifest import Manifest
 from retrieval.storage.query_log import LOGGED, Against, LoggedSearch, Outcome, QueryLog
 from serve.addresses import API, api_of
 from serve.core.collections import Collections
@@ -202,7 +204,7 @@ class SearchService:
         max_pixels: Pixels that the images of one request may have to decode.
         show: Metadata columns that the page shows with each image.
         query_log: Log of the searches, which several services may share; None for none.
-        detector: Finds objects in pictures; None for the tiles that cover them.
+        detector: Finds objects in pictures; None for the gallery's own, or the tiles that cover them.
 
     Attributes:
         indexing: How far the server is in indexing the folder that it follows; None if it is not indexing.
@@ -488,6 +490,36 @@ class SearchService:
             resolved = self._resolver.resolve(state, contents)
             vectors = [one if isinstance(one, InputError) else one.vector for one in resolved]
             return vectors, state.gallery.fingerprint
+
+        return self._live.with_state(embed)
+
+    def embed_uploads(
+        self, uploads: Sequence[tuple[str, bytes]]
+    ) -> tuple[list[Upload | InputError], Manifest]:
+        """Return images to store with their vectors, and those of their parts, or the error in each.
+
+        Args:
+            uploads: File name and bytes of each image.
+
+        Returns:
+            The images, and the facts about the gallery by which they were embedded and divided.
+
+        Raises:
+            NoModelError: The gallery has no model.
+            UnavailableError: The gallery cannot be read.
+        """
+
+        def embed(state: LiveState) -> tuple[list[Upload | InputError], Manifest]:
+            found: list[Upload | InputError] = []
+            resolved = self._resolver.resolve(state, [data for _, data in uploads])
+            for (name, data), one in zip(uploads, resolved, strict=True):
+                try:
+                    if isinstance(one, InputError):
+                        raise one
+                    found.append(Upload(name, data, one.vector, self._resolver.parts(state, data)))
+                except InputError as error:
+                    found.append(error)
+            return found, state.gallery.manifest
 
         return self._live.with_state(embed)
 
