@@ -28,6 +28,7 @@ from retrieval.search.embeddings import StoredEmbeddings
 from retrieval.search.groups import NOTHING
 from retrieval.search.options import SearchOptions
 from retrieval.search.query import ids_of_names
+from retrieval.search.regions import MOST_TILES
 from retrieval.search.where import parse_condition
 from retrieval.storage.conditions import Column, Filter, FilterTest, find_column
 from retrieval.storage.facets import Facets, facet_columns
@@ -383,14 +384,23 @@ class DatabaseView(SearchableGallery):
 
     def neighbours(self, labelled: np.ndarray | None = None, *, exact: bool = False) -> Neighbours:
         """Return a function that finds the nearest items of many queries; see `SearchableGallery`."""
-        condition = None if labelled is None else FilterTest("label", "not null")
+        # The parts of pictures are among the nearest, and are left out afterwards.
+        times = 1 + MOST_TILES if labelled is not None and self.manifest.objects else 1
+        condition = None if labelled is None or times > 1 else FilterTest("label", "not null")
 
         def find(queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
             ids, scores = np.full((len(queries), k), -1), np.full((len(queries), k), -np.inf, np.float32)
-            for line, near in enumerate(self.engine.nearest(queries, k, condition)):
-                known = near if labelled is None else near[np.isin(near.ids, labelled)]
-                ids[line, : len(known.ids)] = known.ids  # without those added meanwhile
-                scores[line, : len(known.ids)] = known.scores
+            lines, asked = [*range(len(queries))], times * k
+            while lines:
+                found = self.engine.nearest(queries[lines], asked, condition)
+                lacking = []
+                for line, near in zip(lines, found, strict=True):
+                    known = near if labelled is None else near[np.isin(near.ids, labelled)][:k]
+                    ids[line, : len(known.ids)] = known.ids  # without those added meanwhile
+                    scores[line, : len(known.ids)] = known.scores
+                    if times > 1 and len(known.ids) < k and asked == len(near.ids) < _CHUNK:
+                        lacking.append(line)
+                lines, asked = lacking, 4 * asked
             return ids, scores
 
         return find

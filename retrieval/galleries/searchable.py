@@ -530,7 +530,8 @@ class SearchableGallery(Displayed, ABC):
         """Return a function that finds the nearest items of many queries.
 
         Args:
-            labelled: Ids of the items with a label, to find only these; `None` for all items.
+            labelled: Ids of the items with a label, or of pictures without their parts, to find only these;
+                `None` for all items.
             exact: Compare all vectors. A database answers by its index in any case.
         """
 

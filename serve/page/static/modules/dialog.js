@@ -8,6 +8,7 @@ import {breakable, fileName, part, show} from './dom.js';
 import {Heatmap} from './heatmap.js';
 import {linkTo} from './link.js';
 import {GALLERY} from './options.js';
+import {showParts} from './parts.js';
 import {likeness} from './results.js';
 import {showViews} from './views.js';
 
@@ -80,7 +81,7 @@ class Dialog {
     const image = part(box, 'image');
     image.src = item.thumbnail;
     image.alt = `item ${item.id}, ${item.label ?? 'no label'}`;
-    this.#outline(item);
+    showParts(part(box, 'context'), this.#api, item);
     part(box, 'caption').textContent = fileName(item.key);
     part(box, 'original').href = `${this.#api.root}/items/${item.id}/picture`;
     part(box, 'label').value = item.label ?? '';
@@ -92,16 +93,6 @@ class Dialog {
     if (box.open) return;
     box.showModal();
     part(box, 'close').focus();
-  }
-
-  /** Show the picture that the image is a part of, if it is one, with an outline of the part. */
-  #outline({id, part: of = null}) {
-    show(part(this.#box, 'context'), Boolean(of));
-    if (!of) return;
-    const [left, top, right, bottom] = of;
-    part(this.#box, 'whole').src = `${this.#api.root}/items/${id}/thumbnail?whole=true`;
-    Object.assign(part(this.#box, 'outline').style, {left: `${100 * left}%`, top: `${100 * top}%`,
-      width: `${100 * (right - left)}%`, height: `${100 * (bottom - top)}%`});
   }
 
   /** Show the place of the image among the hits, which may come after the dialog, and what can be done with a query. */
