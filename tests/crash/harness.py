@@ -40,6 +40,7 @@ from retrieval import Gallery
 from retrieval.cli import main
 from retrieval.errors import InputError, LookalikeError
 from retrieval.ingest import sync, watch
+from retrieval.search.calibration import NAME as CALIBRATION
 from retrieval.storage.manifest import read_copy
 from retrieval.upkeep import bridge
 from retrieval.upkeep.verify import verify
@@ -697,7 +698,10 @@ class Site:
         if left is None or not left.equals(course.after, calibration=not operation.calibrates):
             raise BrokenPromiseError("run again, it leaves another state")
         self._verify(operation)
-        if others := _names(self.work) ^ course.names:
+        others = _names(self.work) ^ course.names
+        if operation.calibrates:  # the trials are deleted after that
+            others -= {f"{operation.target}/{CALIBRATION}", f"{operation.target}.improve"}
+        if others:
             raise BrokenPromiseError(f"run again, it leaves other files: {sorted(others)}")
 
 

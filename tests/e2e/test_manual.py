@@ -51,6 +51,7 @@ REASONS = {
     r"lookalike\.blocks": "runs until it is ended: tests/serve/gradio",
     r"torchrun": "needs several machines",
     r"lookalike (improve|gate) ": "may refuse: test_improvement.py and test_gate.py",
+    r"lookalike compare old.gallery new.gallery": "needs visitors: tests/serve/api/test_interleaving.py",
     r"--detector ": "needs a detector: tests/retrieval/search/test_detector.py",
     r"uned:domains": "needs a data set: tests/train/experiments/test_judged_evaluation.py",
     r"--bridge ": "may refuse: tests/retrieval/upkeep/test_bridge.py",
