@@ -11,7 +11,7 @@ from retrieval.galleries.searchable import SearchableGallery
 from retrieval.storage.query_log import Against, MixedSearches, Search, read_mixed_searches
 
 LEVEL = 0.05
-_MOST = 10_000_000  # searches that a forecast goes up to
+_FEWEST, _MOST = 10, 10_000_000  # decisions of a forecast, and those that it goes up to
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Preference:
             it is looked at.
         p: Probability under equal galleries that it ever differs as much; valid likewise.
         needed: Number of further queries that decide until it is certain, if the share stays; `None` if it is
-            certain, or if the forecast is beyond reason.
+            certain, after fewer than ten, or if the forecast is beyond reason.
     """
 
     searches: int
@@ -143,7 +143,7 @@ def _needed(share: float, count: int) -> int | None:
         total = count + more
         return log_evidence(share * total, total, 0.5) > -math.log(LEVEL)
 
-    if not count or not is_enough(_MOST):
+    if count < _FEWEST or not is_enough(_MOST):
         return None
     low, high = 0, _MOST
     while high - low > 1:

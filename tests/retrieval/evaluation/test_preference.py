@@ -92,6 +92,7 @@ def test_votes(tmp_path: Path) -> None:
     assert found.low < 0.5 < found.high
     assert not found.certain
     assert found.p > 0.05
+    assert found.needed is None, "four decisions are too few for a forecast"
     evidence = math.exp(log_evidence(3, 4, 0.5))
     assert found.p == pytest.approx(min(1, 1 / evidence))
 
