@@ -4,6 +4,7 @@
     model/             model file and probes.npy, as in every gallery; empty for an external embedding
     pictures/          uploaded image files, if any
     calibration.json   how probable hits are, if that was learned
+    detector.onnx      finds the parts of pictures that are items, if a detector does
     decisions.jsonl    decisions made by hand through this folder; see `retrieval.storage.decisions`
 
 The folder is small, so each machine that adds images or serves has its own.

@@ -305,6 +305,8 @@ def carry_out(
         result.removed += writer.remove(gone)
     gallery.refresh()
     result.duplicates, result.refused = plan.duplicates(), run.refusals()
+    if gallery.manifest.objects:  # the parts of a copy are copies, too
+        result.duplicates = [some for some in result.duplicates if not boxes.split(some[0])[1]]
     return result
 
 

@@ -138,6 +138,12 @@ def test_a_picture_that_changes_has_other_parts(
         assert {item.part for item in items_of(gallery, "first.png")} <= {None}
 
 
+def test_a_copy_is_listed_once(gallery: Gallery, folder: Path) -> None:
+    shutil.copy(folder / "first.png", folder / "copy.png")
+    done = gallery.add([folder])
+    assert (done.copied, done.duplicates) == (len(FIRST) + 1, [["first.png", "copy.png"]])
+
+
 def test_parts_follow_their_picture(gallery: Gallery, model: Embedder, folder: Path) -> None:
     before = sorted(item.id for item in items_of(gallery, "first.png"))
     (folder / "first.png").rename(folder / "moved.png")
@@ -249,6 +255,24 @@ def test_the_detector_goes_with_the_gallery(
         assert fresh.search(folder / "first.png", 1)[0].group == "first.png"
     file.write_bytes(data)
     assert Gallery.open(places[0]).add([folder]).added == len(SECOND) + 1
+
+
+def test_a_bridge_keeps_the_detector(model: Embedder, detector: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "boards"
+    folder.mkdir()
+    for seed in range(20):
+        board(folder / f"{seed}.png", SECOND, seed)
+    gallery = Gallery.create(tmp_path / "g", model)
+    gallery.use_objects(detector)
+    gallery.add([folder])
+    other = Embedder(write_model(tmp_path / "other.onnx", "another", maps=True))
+    gallery.bridge(other, 60)
+    board(folder / "new.png", FIRST, 50)
+    opened = Gallery.open(tmp_path / "g")
+    assert opened.add([folder / "new.png"]).added == len(FIRST) + 1
+    for name, cells in (("new.png", FIRST), ("3.png", SECOND)):
+        check_picture(opened, other, folder / name, cells)
+    assert not opened.verify().problems
 
 
 def test_near_duplicates_are_refused_by_pictures(
