@@ -34,8 +34,8 @@ import numpy as np
 import torch
 from torch.nn.functional import normalize
 
+from benchmarks.interleaving import vectors_of
 from lookalike import losses
-from retrieval import Gallery
 from retrieval.metrics.statistics import bootstrap_intervals
 from retrieval.upkeep.bridge import fit_map
 from train.layers.components import fit_starts
@@ -45,19 +45,6 @@ DIVISIONS = 5
 STEPS, CLASSES, IMAGES = 200, 24, 4
 RATES, WEIGHTS, STARTS = (1e-4, 1e-3), (0.3, 3.0), ("whitened", "mapped")
 TEMPERATURE = 0.1
-
-
-def vectors_of(first: Path, second: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the vectors of both galleries for the images of the first, and their classes, int [n]."""
-    galleries = [Gallery(first), Gallery(second)]
-    stored = [one.embeddings(labelled=True) for one in galleries]
-    keys = [
-        [one.item(number).key for number in found.ids.tolist()]
-        for one, found in zip(galleries, stored, strict=True)
-    ]
-    place = {key: row for row, key in enumerate(keys[1])}
-    labels = np.unique([str(label) for label in stored[0].labels], return_inverse=True)[1]
-    return stored[0].vectors, stored[1].vectors[[place[key] for key in keys[0]]], labels
 
 
 def outputs(form: str, head: torch.nn.Linear, inputs: torch.Tensor, width: int) -> tuple[torch.Tensor, ...]:

@@ -39,25 +39,25 @@ VISITORS = {
 }
 
 
-def rankings(first: Gallery, second: Gallery) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the ten nearest others of each image in both galleries, int [2, N, K], and the labels, int [N].
-
-    Images are in the order of their keys in the first gallery.
-    """
-    stored = [one.embeddings(labelled=True) for one in (first, second)]
+def vectors_of(first: Path, second: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the vectors of both galleries for the images of the first, and their classes, int [n]."""
+    galleries = [Gallery(first), Gallery(second)]
+    stored = [one.embeddings(labelled=True) for one in galleries]
     keys = [
         [one.item(number).key for number in found.ids.tolist()]
-        for one, found in zip((first, second), stored, strict=True)
+        for one, found in zip(galleries, stored, strict=True)
     ]
-    place = {key: number for number, key in enumerate(keys[1])}
-    order = [place[key] for key in keys[0]]
-    found = []
-    for vectors in (stored[0].vectors, stored[1].vectors[order]):
-        scores = vectors @ vectors.T
-        np.fill_diagonal(scores, -np.inf)
-        found.append(np.argsort(-scores, axis=1, kind="stable")[:, :K])
-    _, labels = np.unique(np.array(stored[0].labels, object).astype(str), return_inverse=True)
-    return found[0], found[1], labels
+    place = {key: row for row, key in enumerate(keys[1])}
+    labels = np.unique([str(label) for label in stored[0].labels], return_inverse=True)[1]
+    return stored[0].vectors, stored[1].vectors[[place[key] for key in keys[0]]], labels
+
+
+def nearest(vectors: np.ndarray) -> np.ndarray:
+    """Return the ten nearest others of each image, int [N, K]."""
+    scores = vectors @ vectors.T
+    np.fill_diagonal(scores, -np.inf)
+    found: np.ndarray = np.argsort(-scores, axis=1, kind="stable")[:, :K]
+    return found
 
 
 def chosen(right: np.ndarray, visitor: str, random: np.random.Generator) -> np.ndarray:
@@ -98,7 +98,8 @@ def log_of(
 
 def measured(first: Path, second: Path, logs: int) -> dict[str, Any]:
     """Return how the comparison of two galleries ends, by visitor."""
-    ours, theirs, labels = rankings(Gallery(first), Gallery(second))
+    *both, labels = vectors_of(first, second)
+    ours, theirs = map(nearest, both)
     recall = [float((labels[one[:, :1]] == labels[:, None]).mean()) for one in (ours, theirs)]
     same = float((ours == theirs).all(1).mean())
     found: dict[str, Any] = {"images": len(labels), "recall_at_1": recall, "same_hits": same, "visitors": {}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from benchmarks.gpu_check.workload import Workload
 from train import losses
 from train.loop.compilation import Compiled
 
+T = TypeVar("T")
 DIM = 512
 CASES: tuple[dict[str, Any], ...] = (
     {"name": "triplet", "negatives": "optimal"},
@@ -65,8 +66,8 @@ def step(loss: Callable[..., Tensor], x: Tensor, labels: Tensor) -> Callable[[],
     return lambda: torch.autograd.grad(loss(x, labels), x)[0]
 
 
-def captured(work: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """Return a function that replays the work from a CUDA graph and returns the same tensor each time."""
+def captured(work: Callable[[], T]) -> Callable[[], T]:
+    """Return a function that replays the work from a CUDA graph and returns the same tensors each time."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -75,11 +76,11 @@ def captured(work: Callable[[], Tensor]) -> Callable[[], Tensor]:
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        gradient = work()
+        found = work()
 
-    def replay() -> Tensor:
+    def replay() -> T:
         graph.replay()
-        return gradient
+        return found
 
     return replay
 

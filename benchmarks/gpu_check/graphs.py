@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.gpu_check.compiled import CASES
+from benchmarks.gpu_check.compiled import CASES, captured
 from benchmarks.gpu_check.losses import (
     TOLERANCE,
     describe,
@@ -102,15 +102,7 @@ def replay(spec: dict[str, Any], device: torch.device) -> Found:
         value = loss(own, classes)
         return value.detach(), *torch.autograd.grad(value, inputs, allow_unused=True)
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            once()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        parts = once()
+    again = captured(once)
     loss.load_state_dict(kept)  # a memory holds what warmed up
     found = []
     for number in range(STEPS):
@@ -118,8 +110,7 @@ def replay(spec: dict[str, Any], device: torch.device) -> Found:
             own.copy_((x * (1 + number)).roll(number, 0))
             classes.copy_(labels.roll(number))
         torch.manual_seed(number)
-        graph.replay()
-        found.append(tuple(part.clone() for part in parts if part is not None))
+        found.append(tuple(part.clone() for part in again() if part is not None))
     return found
 
 
