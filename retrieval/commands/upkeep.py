@@ -210,12 +210,7 @@ def _info(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if facts["provider"]:
         lines.append(("created by", facts["provider"]))
     lines += [("images in", f"{root} ({count})") for root, count in facts["roots"].items()]
-    if facts["columns"]:
-        lines.append(("columns", ", ".join(facts["columns"])))
-    if facts["product"]:
-        lines.append(("product", ", variants by ".join(filter(None, (facts["product"], facts["variant"])))))
-    if facts["parts"]:
-        lines.append(("parts of pictures", facts["parts"]))
+    lines += _columns(facts)
     parts = ", ".join(f"{name} {size_text(size)}" for name, size in facts["bytes"].items() if name != "all")
     lines.append(("disk space", f"{size_text(facts['bytes']['all'])} ({parts})"))
     for run in facts["runs"]:
@@ -237,15 +232,21 @@ def _store_info(facts: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     if facts["provider"]:
         lines.append(("created by", facts["provider"]))
-    if facts["columns"]:
-        lines.append(("columns", ", ".join(facts["columns"])))
-    if facts["product"]:
-        lines.append(("product", ", variants by ".join(filter(None, (facts["product"], facts["variant"])))))
-    if facts["parts"]:
-        lines.append(("parts of pictures", facts["parts"]))
+    lines += _columns(facts)
     if (size := engine.pop("bytes", None)) is not None:
         lines.append(("disk space", size_text(size)))
     return lines + [(name, str(value)) for name, value in engine.items() if value is not None]
+
+
+def _columns(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows about columns, products and parts; none for what a gallery does not have."""
+    product = ", variants by ".join(filter(None, (facts["product"], facts["variant"])))
+    rows = (
+        ("columns", ", ".join(facts["columns"])),
+        ("product", product),
+        ("parts of pictures", facts["parts"]),
+    )
+    return [(title, text) for title, text in rows if text]
 
 
 def _plain(problem: Problem) -> dict[str, str | bool]:
