@@ -73,6 +73,7 @@ def compare(reports: tuple[str, ...], out: Path | None, log: Path | None, as_jso
 def _compare_by_choices(first: Path, second: Path, log: Path, as_json: bool) -> None:
     from retrieval.evaluation.preference import measure_preference
     from retrieval.gallery import Gallery
+    from retrieval.reports.text_tables import p_value
 
     found = measure_preference(Gallery.open(first), Gallery.open(second), log)
     decided = found.first + found.second
@@ -83,8 +84,7 @@ def _compare_by_choices(first: Path, second: Path, log: Path, as_json: bool) -> 
         [f"{second} wins", f"{found.second:,}"],
     ]
     share = f"{100 * found.share:.1f}% ({100 * found.low:.1f} to {100 * found.high:.1f})"
-    p = "<0.001" if found.p < 0.001 else f"{found.p:.3f}"
-    says = f"{second} wins {share} of the {decided:,} that decide, p {p}: "
+    says = f"{second} wins {share} of the {decided:,} that decide, p {p_value(found.p)}: "
     if found.certain:
         says += f"visitors prefer {second if found.share > 0.5 else first}, however often you have looked"
     elif found.needed is None:

@@ -15,7 +15,7 @@ from retrieval.galleries.items import Item
 from retrieval.gallery import Gallery
 from retrieval.metrics.two_samples import LEAST, Difference
 from retrieval.reports.sheet import SheetImage, SheetRow
-from retrieval.reports.text_tables import percent
+from retrieval.reports.text_tables import p_value, percent
 from retrieval.text import align_columns, pluralize
 
 _COLUMNS = ("searches", "gain")  # of the table
@@ -118,11 +118,10 @@ def _lines(found: Coverage, items: dict[int, Item]) -> Iterator[str]:
 def _group_row(group: Group, items: dict[int, Item]) -> list[str]:
     near = next((f"{score:.2f} {items[item].key}" for item, score in group.nearest if item in items), "")
     word = "certain" if group.certain else "perhaps chance"
-    p = "<0.001" if group.p < 0.001 else f"{group.p:.3f}"
     return [
         str(len(group.searches)),
         f"{group.expected:.1f}",
-        p,
+        p_value(group.p),
         word,
         near,
         group.first[:10],

@@ -112,12 +112,12 @@ def log_evidence(wins: float, count: int, share: float) -> float:
     return mixture - wins * math.log(share) - losses * math.log1p(-share)
 
 
-def confidence_sequence(wins: int, count: int, level: float = LEVEL) -> tuple[float, float]:
-    """Return the interval of a share that holds at all times together, with a probability of 1 - level.
+def confidence_sequence(wins: int, count: int) -> tuple[float, float]:
+    """Return the 95% interval of a share that holds at all times together.
 
-    It consists of the shares against which the evidence is below 1 / level.
+    It consists of the shares against which the evidence is below 20.
     """
-    limit = -math.log(level)
+    limit = -math.log(LEVEL)
     best = wins / count if count else 0.5
 
     def end(outer: float) -> float:
