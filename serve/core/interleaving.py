@@ -160,8 +160,7 @@ def _translated(first: SearchableGallery, second: SearchableGallery, query: AnyQ
 
 
 def _find(gallery: SearchableGallery, query: ResolvedQuery, options: SearchOptions) -> Hits:
-    vectors = query.vector[None] if query.views is None else query.views
-    (found,) = gallery.find([vectors], options, [query.items])
+    (found,) = gallery.find([query.each], options, [query.items])
     return found
 
 

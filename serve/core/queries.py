@@ -227,6 +227,11 @@ class ResolvedQuery(NamedTuple):
     items: tuple[int, ...] = ()
     views: np.ndarray | None = None
 
+    @property
+    def each(self) -> np.ndarray:
+        """Vectors of its views, or its own, float32 [m, D]."""
+        return self.vector[None] if self.views is None else self.views
+
 
 # ---- resolving
 

@@ -802,8 +802,11 @@ def _search(
     """Return the hits of each query, or the error in it."""
     good = [query for query in queries if not isinstance(query, InputError)]
     try:
-        vectors = [query.vector[None] if query.views is None else query.views for query in good]
-        found = gallery.find(vectors, options, [query.items for query in good]) if good else []
+        found = (
+            gallery.find([query.each for query in good], options, [query.items for query in good])
+            if good
+            else []
+        )
     except InputError as error:
         error.args = (gallery.public(str(error)),)
         raise
