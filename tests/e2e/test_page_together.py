@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from retrieval import Gallery
 from retrieval.curation.suspects import find_suspects
@@ -239,6 +239,26 @@ def test_suspects_of_somebody_else_are_left_alone(opens: Opens, client: Client, 
     now = Gallery(gallery.folder)
     labels = [now.item(one.item.id).label for one in (first, third, fourth)]
     assert labels == ["theirs", third.suggested, fourth.suggested]
+
+
+def test_own_label_is_not_called_that_of_others(opens: Opens, client: Client, gallery: Gallery) -> None:
+    first, second = find_suspects(gallery, limit=500).suspects[:2]
+    page = opens("?tab=gallery&view=suspects")
+    late: list[Route] = []
+    list_suspects(page)
+    hears(page)
+    present = re.compile(r"/items\?limit=200")
+    page.route(present, lambda route: late.append(route), times=1)
+    with page.expect_request(present):  # is answered after the visitor's own change
+        client.update(second.item.id, label="theirs")
+    mine, other = (page.locator(f".suspect[data-item='{one.item.id}']") for one in (first, second))
+    mine.get_by_role("button", name="Accept").click()
+    expect(mine).to_contain_text(f"is {first.suggested} now")
+    expect(other).to_contain_text("somebody else has labelled it theirs")
+    with page.expect_response(present):
+        late.pop().continue_()
+    page.evaluate("() => new Promise(done => setTimeout(done, 200))")
+    expect(mine).to_contain_text(f"is {first.suggested} now")
 
 
 def test_last_of_a_group_is_not_removed_by_two(opens: Opens, client: Client, gallery: Gallery) -> None:

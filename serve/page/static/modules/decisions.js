@@ -46,6 +46,7 @@ export class DecisionList {
     if (!rows.length) return this.#load(true);
     const shown = new Map(rows.map(row => [Number(part(row, 'undo').dataset.n), row])), newest = Math.max(...shown.keys());
     const {decisions} = await this.#api.get(`/decisions?limit=${Math.min(rows.length + AT_ONCE, MOST)}`).catch(() => ({decisions: []}));
+    if (!rows[0].isConnected) return this.#look();  // others are listed by now
     for (const one of decisions) this.#mark(shown.get(one.n), one);
     const newer = decisions.filter(({n}) => n > newest).length;
     this.#news.tell(newer ? plural(newer, 'newer decision') : '');

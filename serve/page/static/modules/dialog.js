@@ -65,6 +65,7 @@ class Dialog {
     try {
       found = await this.#read(before.id);
     } catch (error) {
+      if (this.#item !== before) return;
       return this.#say(error.code === 'no-such-image' ? 'Somebody else has removed this image.' : error.message);
     }
     if (this.#item !== before || found.etag === this.#etag) return;

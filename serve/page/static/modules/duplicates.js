@@ -53,8 +53,10 @@ export class Duplicates {
   /** Leave out what others have removed in the meantime. */
   async #look() {
     if (this.#busy) return;
-    const groups = await this.#present(this.#groups).catch(() => null);
-    if (!groups || this.#busy || images(groups) === images(this.#groups)) return;
+    const before = this.#groups, groups = await this.#present(before).catch(() => null);
+    if (!groups || this.#busy) return;
+    if (before !== this.#groups) return this.#look();  // the visitor has removed some of what was read
+    if (images(groups) === images(before)) return;
     this.#groups = groups;
     this.#draw();
     this.#work.add('Somebody else has removed some of them.');

@@ -14,7 +14,7 @@ const KEYS = {a: 'accept', k: 'keep', s: 'skip', x: 'choose', z: 'undo'};
 const LOGGED = 1000;  // decisions in an answer
 
 export class Suspects {
-  #root; #api; #work; #changes; #cases = []; #shown = SHOWN; #at = 0; #chosen = new Set(); #done = []; #started = false; #asked = false; #finding = false; #busy = false;
+  #root; #api; #work; #changes; #cases = []; #shown = SHOWN; #at = 0; #chosen = new Set(); #done = []; #started = false; #asked = false; #finding = false; #busy = false; #acts = 0;
 
   constructor(root, api, gallery) {
     this.#root = root;
@@ -226,6 +226,7 @@ export class Suspects {
   async #alone(cases, task) {
     if (this.#busy || !cases.length) return;
     this.#busy = true;
+    this.#acts += 1;
     let done = 0, words;
     try {
       words = await task(count => { done += count; if (cases.length > 1) this.#work.say(`${done} of ${cases.length}`); });
@@ -241,8 +242,9 @@ export class Suspects {
 
   /** Mark those that somebody else has changed in the meantime. */
   async #look() {
-    const open = this.#cases.filter(isOpen), present = await presentItems(this.#api, open.map(one => one.image.id)).catch(() => null);
+    const acts = this.#acts, open = this.#cases.filter(isOpen), present = await presentItems(this.#api, open.map(one => one.image.id)).catch(() => null);
     if (!present || this.#busy) return;
+    if (acts !== this.#acts) return this.#look();  // what was read may be the visitor's own change
     const others = open.filter(one => present.get(one.image.id)?.label !== one.image.label);
     if (!others.length) return;
     for (const one of others) this.#chosen.delete(leave(one, present.get(one.image.id) ?? null));
