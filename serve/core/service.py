@@ -126,6 +126,7 @@ class GalleryDescription:
         columns: Metadata columns.
         product: Column of the products; None if images are not of products.
         variant: Column of their variants; None if there are none.
+        objects: Whether parts of its pictures are items, too.
         show: Those that the page shows with each image, unless its visitor chooses others.
         index: Kind of the index; "flat" compares all vectors.
         unindexed: Vectors that the index does not cover.
@@ -146,6 +147,7 @@ class GalleryDescription:
     columns: list[str]
     product: str | None
     variant: str | None
+    objects: bool
     show: list[str]
     index: str
     unindexed: int
@@ -731,6 +733,7 @@ class SearchService:
             columns=(columns := gallery.contents.columns()),
             product=gallery.manifest.product,
             variant=gallery.manifest.variant,
+            objects=gallery.manifest.objects,
             show=[name for name in self.show if name in columns],
             index=kind,
             unindexed=0 if kind == "flat" else gallery.outside_index,

@@ -8,6 +8,7 @@ interface Gallery {
   images: number;
   columns: string[];
   product: string | null;
+  objects: boolean;
   embeds: boolean;
   texts: boolean;
   urls: boolean;

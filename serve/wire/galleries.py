@@ -56,6 +56,7 @@ class GalleryAnswer(BaseModel):
     variant: str | None = Field(
         description="Column of the variants of a product; null if there are none.", examples=["colour"]
     )
+    objects: bool = Field(description="Whether parts of its pictures are images of the gallery, too.")
     show: list[str] = Field(
         description="Those that the page shows with each image, unless its visitor chooses others.",
         examples=[["price"]],

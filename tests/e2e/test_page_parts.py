@@ -144,3 +144,39 @@ def test_a_picture_has_the_outlines_of_its_parts(
         expect(page.get_by_role("dialog")).to_be_hidden()
         assert client.gallery().images == 2 * 13
         assert {item.metadata["picture"] for item in client.items()} == {"1.png", "2.png"}
+
+
+def test_pictures_are_listed_and_counted_without_their_parts(
+    context: BrowserContext, divided: Gallery, tmp_path: Path
+) -> None:
+    editor = divided.editor()
+    with editor.writing():  # each picture with its parts
+        for picture, label in enumerate(("sofa", "lamp")):
+            whole = divided.select(where=f"path = '{picture}.png'")
+            editor.relabel(editor.stored_items(whole), [label])
+    with (
+        serving([*SERVE, str(divided.folder)], tmp_path / "scratch", forked=True) as server,
+        unbroken_page(context, server) as page,
+    ):
+        page.goto(server.url, wait_until="domcontentloaded")
+        expect(page.get_by_test_id("status")).to_have_text("26 pictures and parts of them in the gallery.")
+        page.goto(f"{server.url}/?tab=gallery", wait_until="domcontentloaded")
+        cards = page.locator("#collection .pictures li")
+        expect(page.get_by_text("2 images", exact=True)).to_be_visible()
+        expect(cards).to_have_count(2)
+        page.get_by_test_id("collection").get_by_text("label", exact=True).click()
+        for label in ("sofa", "lamp"):
+            row = page.locator("#collection .facet[open] li", has_text=label)
+            expect(row.locator("[data-part=count]")).to_have_text("1")
+        page.locator("#collection .facet[open] li", has_text="lamp").get_by_role("checkbox").check()
+        expect(cards).to_have_count(1)
+        expect(page.get_by_text("1 image", exact=True)).to_be_visible()
+        # What is written goes with it, and is pointed at if it is wrong.
+        for where, words in (
+            ("label = 'sofa' or label = 'lamp'", "2 images"),
+            ("width > 1000", "No image passes the filters."),
+        ):
+            page.goto(f"{server.url}/?tab=gallery&where={where}", wait_until="domcontentloaded")
+            expect(page.get_by_text(words, exact=True)).to_be_visible()
+        page.goto(f"{server.url}/?tab=gallery&where=price+<+3", wait_until="domcontentloaded")
+        expect(page.locator("#collection [data-part=fault]")).to_contain_text("price")

@@ -284,6 +284,7 @@ def test_gallery_is_described(api: httpx.Client, gallery: Gallery) -> None:
         "columns": ["price"],
         "product": None,
         "variant": None,
+        "objects": False,
         "show": [],
         "index": "flat",
         "unindexed": 0,

@@ -8,19 +8,23 @@ import {OPTIONS, UNCHOSEN} from './options.js';
 
 const LISTED = 1000;  // values of a column, which a search field narrows down
 const SHOWN = 60;
+// Of a gallery that divides pictures: those that are no part of another one. Imported vectors have no path.
+const WHOLE = "(path is null or not path like '%#xywh=%')";
 const EDGE = 8, ROOM = 240;  // pixels: beside a panel, and below a button that are enough
 
 export class Filters {
-  #root; #api; #options; #faulty = null; #redraws = [];
+  #root; #api; #options; #always; #faulty = null; #redraws = [];
 
   /**
    * @param {Root} root Has the parts `facets`, `chips`, `where` and `fault`; where hits are filtered also those
    *   of the options of a search.
    * @param {import('./api.js').Api} api
    * @param {Gallery} gallery
+   * @param {boolean} [whole] Whether the parts of pictures never pass.
    */
-  constructor(root, api, gallery) {
+  constructor(root, api, gallery, whole = false) {
     this.#root = root;
+    this.#always = whole && gallery.objects ? WHOLE : '';
     this.#api = api;
     const sheet = open => {
       part(root, 'controls').classList.toggle('shown', open);
@@ -80,7 +84,13 @@ export class Filters {
   }
 
   /** Return the filters of the address as one condition; empty for none. */
-  condition() { return condition(address.state.picked, address.state.where); }
+  condition() {
+    const chosen = condition(address.state.picked, address.state.where);
+    return this.#always && chosen ? `${this.#always} and (${chosen})` : this.#always || chosen;
+  }
+
+  /** Whether the visitor has chosen any. */
+  get narrow() { return condition(address.state.picked, address.state.where) !== ''; }
 
   /** Offer a lowest probability if hits have probabilities: a gallery may be calibrated while the page is open. */
   calibrated(hits) {
@@ -107,7 +117,7 @@ export class Filters {
   /** Return an error of all filters as that of what the visitor wrote: its positions are those of the field. */
   async explained(error) {
     const {where, picked} = address.state;
-    if (!ofCondition(error) || !where || !picked.length) return error;
+    if (!ofCondition(error) || !where || !picked.length && !this.#always) return error;
     return this.#api.get(`/items?limit=1&where=${encodeURIComponent(writtenCondition(where))}`).then(() => error, own => own);
   }
 
@@ -132,7 +142,7 @@ export class Filters {
     facet.dataset.filled = 'yes';
     let found, counted;
     try {
-      ({facets: [found], counted} = await this.#api.get(`/facets?limit=${LISTED}&columns=${encodeURIComponent(column)}`));
+      ({facets: [found], counted} = await this.#api.get(`/facets?limit=${LISTED}&columns=${encodeURIComponent(column)}${this.#always && `&where=${encodeURIComponent(this.#always)}`}`));
     } catch (error) {
       delete facet.dataset.filled;
       part(facet, 'values').textContent = error.message;

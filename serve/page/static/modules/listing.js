@@ -31,7 +31,7 @@ export class Pictures {
       act: (what, item) => this.#act(what, item.id),
       more: () => this.#more(),
     });
-    this.#filters = new Filters(part(root, 'filters'), api, gallery);
+    this.#filters = new Filters(part(root, 'filters'), api, gallery, true);
     part(root, 'order').append(...orders(['label', ...gallery.columns]));
     part(root, 'order').addEventListener('change', event => address.update({order: event.target.value}));
     new Actions(part(root, 'selection'), this.#selection, api, gallery.changes);
@@ -75,7 +75,7 @@ export class Pictures {
       if (asked !== this.#asked || this.#total === null) return;
       const more = total - this.#total + this.#grid.gone;
       this.#say(plural(total, 'image'));
-      this.#news.tell(more > 0 ? where ? `${plural(more, 'more image')} passed the filters by now` : `${plural(more, 'image')} ${more === 1 ? 'was' : 'were'} added` : '');
+      this.#news.tell(more > 0 ? this.#filters.narrow ? `${plural(more, 'more image')} passed the filters by now` : `${plural(more, 'image')} ${more === 1 ? 'was' : 'were'} added` : '');
     } catch { /* what is listed stays */ }
   }
 
@@ -112,7 +112,7 @@ export class Pictures {
       if (asked !== this.#asked) return;
       this.#total = total;
       this.#size();
-      this.#say(total ? plural(total, 'image') : where ? 'No image passes the filters.' : 'There are no images yet.');
+      this.#say(total ? plural(total, 'image') : this.#filters.narrow ? 'No image passes the filters.' : 'There are no images yet.');
     } catch (error) {
       const explained = await this.#filters.explained(error);
       if (asked !== this.#asked) return;

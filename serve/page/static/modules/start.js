@@ -79,10 +79,10 @@ export class Start {
 
   /** Return what to say before a search. */
   hint() {
-    const {images, indexing, embeds} = this.gallery;
+    const {images, indexing, embeds, objects} = this.gallery;
     if (!images && indexing) return 'The first images are being indexed …';
     if (!images) return 'This gallery is empty: `lookalike index add GALLERY IMAGES` fills it.';
     if (!embeds) return 'Choose an image of the gallery to find similar ones: it has no model to embed other images.';
-    return `${plural(images, 'image')} in the gallery.`;
+    return `${objects ? `${images.toLocaleString('en')} pictures and parts of them` : plural(images, 'image')} in the gallery.`;
   }
 }
