@@ -1,18 +1,20 @@
 """Export of a gallery's vectors, and import of vectors computed by other programs.
 
 A Parquet file has one row per image with the columns `id`, `path`, `label`, `width`, `height`, the metadata
-columns and `vector`. A `.npy` file contains only the vectors, [N, D]; a CSV file of the same name has the
-other columns. `retrieval.ingest.vector_files` describes what can be imported.
+columns and `vector`; its schema says which columns name the products and how pictures are divided. A `.npy`
+file contains only the vectors, [N, D]; a CSV file of the same name has the other columns.
+`retrieval.ingest.vector_files` describes what can be imported.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -26,13 +28,15 @@ from retrieval.galleries.searchable import SearchableGallery
 from retrieval.images.location import shown
 from retrieval.ingest.store_transfer import StoreImport, types_of
 from retrieval.ingest.tables import TableReport, import_pyarrow
-from retrieval.ingest.vector_files import Chunk, NpyVectors, VectorFile, open_vectors
+from retrieval.ingest.vector_files import UNITS, Chunk, NpyVectors, VectorFile, open_vectors
 from retrieval.ingest.vector_items import COLUMNS, VectorItems
 from retrieval.ingest.vector_shards import ShardVectors
 from retrieval.model.embedder import Embedder
 from retrieval.model.runtime import Runtime
 from retrieval.progress import Progress
+from retrieval.storage.conditions import item_columns
 from retrieval.storage.identity import check_storage
+from retrieval.storage.manifest import known_units
 from retrieval.storage.records import IndexSpec
 from retrieval.stores.address import Address
 
@@ -75,8 +79,10 @@ def export_vectors(
     with Progress("exporting", len(gallery), "vectors", show=show_progress) as progress:
         kinds, chunks = rows(progress)
         own = {name: "integer" if name in _INTEGERS else "text" for name in COLUMNS}
-        write = _write_parquet if target.suffix == ".parquet" else _write_arrays
-        return write(target, gallery.manifest.dim, {**own, **kinds}, chunks)
+        columns, dim = {**own, **kinds}, gallery.manifest.dim
+        if target.suffix == ".npy":
+            return _write_arrays(target, dim, columns, chunks)
+        return _write_parquet(target, dim, columns, chunks, gallery.manifest.units)
 
 
 def rows_of_files(gallery: FilesView, progress: Progress) -> tuple[Mapping[str, str], Iterator[Chunk]]:
@@ -128,10 +134,12 @@ def _write_header(file: IO[bytes], count: int, dim: int) -> None:
     np.lib.format.write_array_header_1_0(file, header)
 
 
-def _write_parquet(target: Path, dim: int, kinds: Mapping[str, str], chunks: Iterable[Chunk]) -> int:
+def _write_parquet(
+    target: Path, dim: int, kinds: Mapping[str, str], chunks: Iterable[Chunk], units: Mapping[str, Any]
+) -> int:
     """Write a Parquet file, and return the number of rows."""
     _, parquet = import_pyarrow(target)
-    layout = table_schema(kinds, dim)
+    layout = table_schema(kinds, dim).with_metadata({UNITS: json.dumps(units)})
     # Vectors neither repeat nor compress: trying both takes most of the time.
     options = {"use_dictionary": list(kinds), "compression": "NONE", "write_statistics": list(kinds)}
     count = 0
@@ -266,6 +274,7 @@ def import_into_files(
                 folder, origin.name or "", items.file.dim, runtime, storage=dtype
             )
         )
+        _use_units(gallery, items.file)
     else:
         gallery = FilesView(folder, runtime=origin.runtime)
         origin.check_same(gallery, storage)
@@ -307,9 +316,17 @@ def import_into_database(
             if model is not None
             else DatabaseView.new_for_embedding(folder, origin.name or "", dim, address, storage=dtype)
         )
+        _use_units(gallery, items.file)
     run = StoreImport(gallery, items)
     run.run(recall, show_progress=show_progress)
     return ImportResult(run.added, run.replaced, run.unchanged, origin.table)
+
+
+def _use_units(gallery: SearchableGallery, file: VectorFile) -> None:
+    """Give a new gallery the products and parts of pictures that the exported one had."""
+    if units := known_units(file.units, item_columns(file.names)):
+        gallery.writer.use_manifest(replace(gallery.manifest, **units))
+        gallery.refresh()
 
 
 def _append(

@@ -7,11 +7,13 @@ vectors, [N, D]; a CSV file of the same name beside it has the other columns. A 
 
 from __future__ import annotations
 
+import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, Protocol
 
 import numpy as np
@@ -22,6 +24,7 @@ from retrieval.files import ARRAY_ERRORS
 from retrieval.ingest.tables import CsvTable, TableReport, arrow_values, import_pyarrow, plain_values
 from retrieval.storage.records import Value
 
+UNITS = b"lookalike.units"  # key in the metadata of the schema
 _VECTORS = "vectors"  # array of a .npz file
 _BUFFER = 2**20
 _SUFFIXES = (".parquet", ".npy", ".npz")
@@ -50,12 +53,14 @@ class VectorFile(Protocol):
         count: Number of vectors.
         dim: Their dimension.
         names: Names of the other columns.
+        units: What the file says of `Manifest.units`; it may be wrong.
     """
 
     path: Path
     count: int
     dim: int
     names: tuple[str, ...]
+    units: Mapping[str, object]
 
     def chunks(self, rows: int) -> Iterator[Chunk]:
         """Yield all rows in chunks of up to `rows`.
@@ -91,6 +96,8 @@ class NpyVectors:
         report: What does not fit the types of the columns.
     """
 
+    units: Mapping[str, object] = MappingProxyType({})
+
     def __init__(self, path: Path) -> None:
         self.path = path
         with _readable(path), path.open("rb") as file:
@@ -113,6 +120,8 @@ class NpyVectors:
 
 class NpzVectors:
     """Vectors and columns of a `.npz` file."""
+
+    units: Mapping[str, object] = MappingProxyType({})
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -163,6 +172,7 @@ class ParquetVectors:
                 raise InputError(f"{path}: no column {VECTOR!r}; columns: {', '.join(names[:10])}")
             self.count = file.metadata.num_rows
             self.names = tuple(name for name in names if name != VECTOR)
+            self.units = _units((file.schema_arrow.metadata or {}).get(UNITS))
             first = next(file.iter_batches(1, columns=[VECTOR]), None)
             self.dim = 0 if first is None else self._vectors(first.column(0), 0).shape[1]
 
@@ -239,6 +249,15 @@ class _Array:
         if len(data) < count * self.dtype.itemsize:
             raise ValueError("it ends too early")
         return np.frombuffer(data, self.dtype).reshape(shape)
+
+
+def _units(text: bytes | None) -> Mapping[str, object]:
+    """Return the units that the metadata of a schema names; none if another program has written them."""
+    try:
+        found = json.loads(text or b"{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 @contextmanager

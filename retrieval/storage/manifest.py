@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import uuid
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from retrieval.errors import InputError, LookalikeError
 from retrieval.files import write_texts
-from retrieval.storage.records import IndexSpec
+from retrieval.storage.records import PICTURE, IndexSpec
 from retrieval.storage.schema import FORMAT_VERSION
 
 _INDEX_SPEC = "index_wish"  # its name in the database
 COPY = "gallery.json"
 _CONSTANT = {"metric": "cosine"}
 DTYPES = ("float32", "float16")
+_UNITS = ("product", "variant", "objects", "detector")
 
 
 def _new_uuid() -> str:
@@ -83,6 +85,11 @@ class Manifest:
         """How pictures are divided: "tiles" or "detector SHA-256"; `None` if they are not."""
         return None if not self.objects else "tiles" if self.detector is None else f"detector {self.detector}"
 
+    @property
+    def units(self) -> dict[str, Any]:
+        """What hits are besides images: facts of products and of parts of pictures, if not empty."""
+        return _given({name: getattr(self, name) or None for name in _UNITS})
+
     def is_product(self, column: str | None) -> bool:
         """Return whether a column is that of the products."""
         return column is not None and self.product is not None and column.lower() == self.product.lower()
@@ -106,15 +113,32 @@ class Manifest:
             "projected_from": self.projected_from,
             "bridged": self.bridged,
             "dtype": self.dtype,
-            "product": self.product,
-            "variant": self.variant,
-            "objects": self.objects or None,
-            "detector": self.detector,
+            **self.units,
             "revision": self.revision,
             _INDEX_SPEC: _given(vars(self.index_spec)) or None,
             **_CONSTANT,
         }
         return {name: json.dumps(value) for name, value in _given(facts).items()}
+
+
+def known_units(found: Mapping[str, object], columns: Collection[str]) -> dict[str, Any]:
+    """Return `Manifest.units` as a file from elsewhere names them, as far as a gallery can have them.
+
+    Args:
+        found: What the file says.
+        columns: Columns of the gallery's items.
+    """
+    known, named = [*columns], (found.get("product"), found.get("variant"))
+    product, variant = (name if name in known else None for name in named)
+    objects = found.get("objects") is True and PICTURE in known
+    detector = str(found.get("detector", ""))
+    facts = {
+        "product": product,
+        "variant": variant if product is not None and variant != product else None,
+        "objects": objects or None,
+        "detector": detector if objects and re.fullmatch("[0-9a-f]{64}", detector) else None,
+    }
+    return _given(facts)
 
 
 def parse_manifest(folder: Path | str, rows: Iterable[tuple[str, str]]) -> Manifest:

@@ -16,6 +16,7 @@ from retrieval.galleries.items import Item
 from retrieval.images.boxes import split
 from retrieval.ingest.sync import RemovalLimit
 from retrieval.storage.decisions import DecisionLog
+from retrieval.stores.opening import parse_address
 from retrieval.upkeep.rebuild import rebuild
 from retrieval.upkeep.store_rebuild import rebuild_database
 from tests.conftest import draw, lookalike_here
@@ -273,6 +274,29 @@ def test_a_bridge_keeps_the_detector(model: Embedder, detector: Path, tmp_path: 
     for name, cells in (("new.png", FIRST), ("3.png", SECOND)):
         check_picture(opened, other, folder / name, cells)
     assert not opened.verify().problems
+
+
+def test_an_import_goes_on_dividing(
+    kind: Kind, gallery: Gallery, model: Embedder, detector: Path, folder: Path, tmp_path: Path
+) -> None:
+    gallery.use_products("label,picture")
+    table = tmp_path / "boards.parquet"
+    gallery.export(table)
+    store = kind.database and parse_address(kind.database.new_collection())
+    Gallery.import_vectors(tmp_path / "new", table, model=model.path, store=store)
+    made = Gallery.open(tmp_path / "new")
+    assert made.manifest.units == gallery.manifest.units
+    assert (made.manifest.product, made.manifest.variant) == ("label", "picture")
+    check_picture(made, model, folder / "first.png", FIRST)
+    third = board(tmp_path / "third.png", SECOND, 3)
+    with pytest.raises(LookalikeError, match="copy the ONNX file"):
+        made.add([third])
+    made.use_objects(detector)
+    assert made.add([third]).added == len(SECOND) + 1
+    check_picture(made, model, third, SECOND)
+    made.remove([item.id for item in items_of(made, "first.png") if item.part is None])
+    assert items_of(made, "first.png") == []
+    assert not made.verify().problems
 
 
 def test_near_duplicates_are_refused_by_pictures(

@@ -50,6 +50,42 @@ def test_round_trip(gallery: Gallery, tmp_path: Path, name: str) -> None:
     assert not verify(tmp_path / "new").problems
 
 
+def test_products_and_parts_go_with_a_parquet_file(gallery: Gallery, tmp_path: Path) -> None:
+    gallery.use_products("brand,price")
+    for name in ("out.parquet", "out.npy"):
+        gallery.export(tmp_path / name)
+        Gallery.import_vectors(tmp_path / f"of {name}", tmp_path / name, name="random")
+    units = [Gallery(tmp_path / f"of out.{suffix}").manifest.units for suffix in ("parquet", "npy")]
+    assert units == [{"product": "brand", "variant": "price"}, {}]
+    # A gallery that exists keeps its own.
+    Gallery(tmp_path / "of out.npy").use_products("price")
+    Gallery.import_vectors(tmp_path / "of out.npy", tmp_path / "out.parquet", name="random")
+    assert Gallery(tmp_path / "of out.npy").manifest.units == {"product": "price"}
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        (b"no JSON", {}),
+        (b"[1]", {}),
+        (b'{"product": ["brand"], "variant": {}, "objects": 1}', {}),
+        (b'{"product": "sku", "variant": "price"}', {}),
+        (b'{"product": "brand", "variant": "brand"}', {"product": "brand"}),
+        (b'{"objects": true}', {}),  # without the column by which parts know their picture
+        (b'{"variant": "price", "detector": "0", "dim": 7}', {}),
+    ],
+)
+def test_products_that_a_file_cannot_have_are_left_out(
+    gallery: Gallery, tmp_path: Path, said: bytes, kept: dict[str, str]
+) -> None:
+    gallery.export(tmp_path / "out.parquet")
+    table = pq.read_table(tmp_path / "out.parquet")
+    pq.write_table(table.replace_schema_metadata({b"lookalike.units": said}), tmp_path / "other.parquet")
+    Gallery.import_vectors(tmp_path / "new", tmp_path / "other.parquet", name="random")
+    assert Gallery(tmp_path / "new").manifest.units == kept
+    assert len(Gallery(tmp_path / "new")) == 4
+
+
 def test_export_is_readable_by_other_programs(gallery: Gallery, tmp_path: Path) -> None:
     gallery.export(tmp_path / "out.parquet")
     table = pq.read_table(tmp_path / "out.parquet")
