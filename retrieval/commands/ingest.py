@@ -552,7 +552,7 @@ def _bridge(
 
     def accept(sample: Sample) -> None:
         nonlocal cost
-        cost = bridge_cost(sample.labels, sample.old, sample.new, sample.bridged)
+        cost = bridge_cost(sample.labels, sample.old, sample.new, sample.bridged, sample.products)
         for line in cost.lines:
             print_status(line)
         if cost.refusal is not None and not force:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from retrieval.evaluation.products import best_view_values
 from retrieval.evaluation.verdict import DECIDING, Verdict, judge
 from retrieval.metrics.inputs import build_inputs
 from retrieval.metrics.ranking import rank
 from retrieval.metrics.statistics import bootstrap_intervals
 from retrieval.metrics.table import METRICS, Evidence
+from retrieval.search.groups import whole_products
 
 _NEIGHBOURS = 10
 
@@ -58,29 +60,38 @@ class BridgeCost:
 
 
 def bridge_cost(
-    labels: Sequence[str | None], old: np.ndarray, new: np.ndarray, bridged: np.ndarray
+    labels: Sequence[str | None],
+    old: np.ndarray,
+    new: np.ndarray,
+    bridged: np.ndarray,
+    products: np.ndarray | None = None,
 ) -> BridgeCost:
     """Measure a bridge: by labels if two classes have two images, else by the neighbours of the new model.
+
+    With products, other products are the hits, each by its best view, unless the label is the product.
 
     Args:
         labels: Label of each image; `None` without one.
         old: Vectors of the old model, float32 [n, D].
         new: Vectors of the new one, float32 [n, D'].
         bridged: Vectors that maps made which were not fitted to the image, float32 [n, D'].
+        products: Product of each image, int64 [n]; `None` if images are not of products.
     """
     named = np.flatnonzero([label is not None for label in labels])
     given = np.array([labels[row] or "" for row in named.tolist()], str)
     names = np.unique(given, return_inverse=True)[1]
-    kept = np.bincount(names)[names] > 1
-    rows, classes = named[kept], names[kept]
+    views = None if products is None else whole_products(products[named], names)
+    to_find = np.unique(np.stack([names, named if views is None else views]), axis=1)[0]
+    kept = np.bincount(to_find)[names] > 1
+    rows, classes, views = named[kept], names[kept], None if views is None else views[kept]
     ways = (old, old), (new, new), (new, bridged)
     if len(np.unique(classes)) < 2:
         return _by_neighbours(*ways)
-    found = [_values(query[rows], gallery[rows], classes) for query, gallery in ways]
+    found = [_values(query[rows], gallery[rows], classes, views) for query, gallery in ways]
     rival = "the old one"
     verdicts = (
-        judge("the new model", rival, found[1], found[0], classes),
-        judge("the bridge to the new model", rival, found[2], found[0], classes),
+        judge("the new model", rival, found[1], found[0], classes, products=views),
+        judge("the bridge to the new model", rival, found[2], found[0], classes, products=views),
     )
     means = {
         key: (
@@ -93,8 +104,13 @@ def bridge_cost(
     return BridgeCost(len(rows), means, verdicts, None)
 
 
-def _values(query: np.ndarray, gallery: np.ndarray, classes: np.ndarray) -> dict[str, np.ndarray]:
-    inputs = build_inputs(query, classes, gallery, classes, np.arange(len(classes)))
+def _values(
+    query: np.ndarray, gallery: np.ndarray, classes: np.ndarray, products: np.ndarray | None
+) -> dict[str, np.ndarray]:
+    both = None if products is None else (products, products)
+    inputs = build_inputs(query, classes, gallery, classes, np.arange(len(classes)), both)
+    if products is not None:
+        return {key: values for key, values in best_view_values(inputs).items() if key in DECIDING}
     evidence = Evidence(inputs, classes, (1,))
     return {
         key: metric.per_query(evidence).ravel()

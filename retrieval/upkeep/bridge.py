@@ -49,14 +49,16 @@ class Sample:
     Attributes:
         ids: Item ids, int64 [n].
         labels: Label of each; `None` without one.
+        products: Product of each, int64 [n], as in `products_of`; `None` if images are not of products.
         old: Stored vectors, float32 [n, D].
         new: Vectors of the new model, float32 [n, D'].
         bridged: What maps make of the stored vectors that were fitted without the image and without the
-            others of its class, float32 [n, D'].
+            others of its class or, without a label, of its product, float32 [n, D'].
     """
 
     ids: np.ndarray
     labels: Sequence[str | None]
+    products: np.ndarray | None
     old: np.ndarray
     new: np.ndarray
     bridged: np.ndarray
@@ -144,8 +146,10 @@ def _fitted(
     stored = gallery.vectors([item.id for item in kept])
     old, new = np.stack([stored[item.id] for item in kept]), np.concatenate(vectors)
     labels = [item.label for item in kept]
-    bridged, weight = fit_map(old, new, _folds(labels))
-    sample = Sample(np.array([item.id for item in kept]), labels, old, new, bridged)
+    ids = np.array([item.id for item in kept])
+    products = gallery.products_of(ids)
+    bridged, weight = fit_map(old, new, _folds(labels, ids if products is None else products))
+    sample = Sample(ids, labels, products, old, new, bridged)
     return sample, lambda block: _mapped(block, weight)
 
 
@@ -167,9 +171,10 @@ def _drawn(gallery: FilesView, count: int) -> list[int]:
     return sorted(drawn)
 
 
-def _folds(labels: Sequence[str | None]) -> np.ndarray:
-    """Return the fold of each image, int [n]: images of a class are in the same one."""
-    names = [f"image {row}" if label is None else f"label {label}" for row, label in enumerate(labels)]
+def _folds(labels: Sequence[str | None], products: np.ndarray) -> np.ndarray:
+    """Return the fold of each image, int [n]: those of a class, or else of a product, share one."""
+    both = zip(labels, products.tolist(), strict=True)
+    names = [f"product {product}" if label is None else f"label {label}" for label, product in both]
     groups = np.unique(names, return_inverse=True)[1]
     place = np.random.default_rng(0).permutation(groups.max() + 1)
     found: np.ndarray = place[groups] % _FOLDS

@@ -92,6 +92,7 @@ class Images:
         vectors: Unit vectors, float32 [n, D].
         labels: Label of each; `None` without one.
         paths: Path of each.
+        products: Product of each, int64 [n]; `None` if images are not of products.
     """
 
     target: Path
@@ -99,6 +100,7 @@ class Images:
     vectors: np.ndarray
     labels: Sequence[str | None]
     paths: Sequence[Path]
+    products: np.ndarray | None = None
 
 
 class GalleryTarget:
@@ -123,7 +125,8 @@ class GalleryTarget:
         """Return its images."""
         stored = self.gallery.embeddings(limit=MOST_FITTED)
         paths = self.gallery.paths.lazy(stored.ids.tolist())
-        return Images(self.path, self.gallery.embedder, stored.vectors, stored.labels, paths)
+        products = self.gallery.products_of(stored.ids)
+        return Images(self.path, self.gallery.embedder, stored.vectors, stored.labels, paths, products)
 
     def apply(
         self, fit: Fit, learned: Layer | TextSide, note: Mapping[str, Any]

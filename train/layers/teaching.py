@@ -16,7 +16,7 @@ from train.layers.flow import MOST_FITTED, Fit
 from train.layers.folds import Kind
 from train.layers.learning import learn_layer
 from train.layers.lesson import Lesson, read_lesson
-from train.layers.measuring import METRICS, PURPOSES, Gain, Measurement, Purpose, kinds, study
+from train.layers.measuring import METRICS, PURPOSES, Gain, Measurement, Purpose, beside, kinds, study
 from train.layers.settings import TeachingConfig
 from train.layers.whitening import NO_CLASS, WhiteningGain, candidates, gain_by_labels
 
@@ -145,9 +145,10 @@ def _without_labels(lesson: Lesson, taught: Gain | None) -> WhiteningGain | None
     vectors = np.concatenate([lesson.vectors, lesson.others])
     classes = np.concatenate([lesson.classes, np.full(len(lesson.others), NO_CLASS)])
     some = np.random.default_rng(0).permutation(len(vectors))[:MOST_FITTED]
+    products = None if lesson.products is None else beside(lesson.products, len(lesson.others))[some]
     vectors, classes = vectors[some], classes[some]
     try:
-        alone = gain_by_labels(vectors, classes, candidates(vectors))
+        alone = gain_by_labels(vectors, classes, candidates(vectors), products=products)
     except InputError:  # too few labels to measure it
         return None
     learned = -np.inf if taught is None else taught.metrics[METRICS[0]].difference

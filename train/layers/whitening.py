@@ -16,9 +16,12 @@ import numpy as np
 from retrieval import metrics
 from retrieval.cli import print_status
 from retrieval.errors import InputError
+from retrieval.evaluation.products import best_view_values
 from retrieval.metrics import per_query
+from retrieval.metrics.inputs import build_inputs
 from retrieval.metrics.statistics import bootstrap_intervals
 from retrieval.model.layer import Layer
+from retrieval.search.groups import whole_products
 from retrieval.text import pluralize
 from train.layers.components import FEW, fit_starts
 from train.layers.copies import embed_copies
@@ -49,7 +52,8 @@ class WhiteningGain:
 
     Attributes:
         chosen: Candidate chosen by all queries.
-        metric: Name of the metric: "MRR" of the originals of copies, or "MAP@R" of labels.
+        metric: Name of the metric: "MRR" of the originals of copies, or "MAP@R" or "MAP@R of products" of
+            labels.
         queries: Number of queries.
         before, after: Mean with the present vectors, and with the candidate chosen by the other half.
         low, high: 95% interval of the difference, by the bootstrap: over images by copies (other images like
@@ -123,7 +127,8 @@ def _measure(images: Images, by: str, found: Sequence[tuple[Whitening, Layer]]) 
         try:
             classes = np.unique([label or "" for label in images.labels], return_inverse=True)[1]
             classes[~labelled] = NO_CLASS
-            return gain_by_labels(images.vectors, classes, found)
+            products = whole_products(images.products, classes)
+            return gain_by_labels(images.vectors, classes, found, products=products)
         except InputError as error:
             if by == "labels":
                 raise
@@ -186,7 +191,11 @@ def gain_by_copies(
 
 
 def gain_by_labels(
-    vectors: np.ndarray, classes: np.ndarray, found: Sequence[tuple[Whitening, Layer]], seed: int = 0
+    vectors: np.ndarray,
+    classes: np.ndarray,
+    found: Sequence[tuple[Whitening, Layer]],
+    seed: int = 0,
+    products: np.ndarray | None = None,
 ) -> WhiteningGain:
     """Choose the candidate with the best MAP@R of labelled images among all, divided into halves by class.
 
@@ -195,24 +204,34 @@ def gain_by_labels(
         classes: Class of each, int64 [n]; `NO_CLASS` without a label, which counts as wrong.
         found: Candidates, fitted without the labels.
         seed: Seed of queries and halves.
+        products: Product of each image, int64 [n], whose other views a query does not find, and which are the
+            hits, by their best views; `None` for images.
 
     Raises:
-        InputError: There are too few images or classes with two images.
+        InputError: There are too few images or classes with two images, or two products.
     """
     _, numbers, sizes = np.unique(classes, return_inverse=True, return_counts=True)
-    rows = np.flatnonzero((sizes[numbers] > 1) & (classes != NO_CLASS))
+    hits = np.arange(len(classes)) if products is None else products
+    to_find = np.bincount(np.unique(np.stack([numbers, hits]), axis=1)[0])
+    rows = np.flatnonzero((to_find[numbers] > 1) & (classes != NO_CLASS))
     if len(np.unique(numbers[rows])) < FEWEST_CLASSES:
-        raise InputError(f"labels: fewer than {FEWEST_CLASSES} classes have two images or more")
+        what = "images" if products is None else "products"
+        raise InputError(f"labels: fewer than {FEWEST_CLASSES} classes have two {what} or more")
     random = np.random.default_rng([seed, 2])
     queries = np.sort(random.permutation(rows)[:MOST_QUERIES])
     most = min(int(sizes[numbers[rows]].max()), len(vectors) - 1)
 
     def precision(moved: np.ndarray) -> np.ndarray:
+        if products is not None:
+            of_each = products[queries], products
+            inputs = build_inputs(moved[queries], numbers[queries], moved, numbers, queries, of_each)
+            return best_view_values(inputs)["map_at_r"]
         ranking = metrics.rank(moved[queries], numbers[queries], moved, numbers, k=most, own=queries)
         return per_query.map_at_r(ranking)
 
     values = np.stack([precision(vectors), *(precision(layer(vectors)) for _, layer in found)])
-    return _choose("MAP@R", values, numbers[queries], [one for one, _ in found], seed)
+    metric = "MAP@R" if products is None else "MAP@R of products"
+    return _choose(metric, values, numbers[queries], [one for one, _ in found], seed)
 
 
 def _reciprocal_ranks(vectors: np.ndarray, copies: np.ndarray, originals: np.ndarray) -> np.ndarray:

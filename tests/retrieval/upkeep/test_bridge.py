@@ -105,6 +105,41 @@ def test_map_is_measured_on_images_that_it_has_not_seen() -> None:
     assert bridge_cost([None] * 300, old, old @ turn, old @ turn).refusal is None
 
 
+def test_views_of_the_own_product_are_no_merit_of_a_bridge() -> None:
+    """A map that keeps the product alone finds the query's own other view first, and no other product."""
+    classes, products = np.repeat(np.arange(30), 10), np.repeat(np.arange(150), 2)
+    random = np.random.default_rng(0)
+    alone = random.standard_normal((150, 64)).astype(np.float32)[products]
+    together = alone + random.standard_normal((30, 64)).astype(np.float32)[classes]
+    alone, together = (one / np.linalg.norm(one, axis=1, keepdims=True) for one in (alone, together))
+    labels = [f"c{number}" for number in classes]
+    images = bridge_cost(labels, together, together, alone)
+    assert images.rows["recall_at_1"] == (1, 1, 1)
+    found = bridge_cost(labels, together, together, alone, products)
+    assert found.images == 300
+    assert found.rows["recall_at_1"][:2] == (1, 1)
+    assert found.rows["recall_at_1"][2] < 0.5
+    assert found.refusal is not None
+    # A class of one product has nothing to find, and a label that is the product finds its views.
+    assert (
+        bridge_cost([*labels[:-10], *["last"] * 2, *[None] * 8], together, together, alone, products).images
+        == 290
+    )
+    assert bridge_cost([f"p{one}" for one in products], together, together, alone, products).images == 300
+
+
+def test_sample_knows_its_products(gallery: FileGallery, model: Embedder) -> None:
+    def look(sample: Sample) -> None:
+        expected = gallery.products_of(sample.ids)
+        assert expected is not None
+        np.testing.assert_array_equal(sample.products, expected)
+        raise LookalikeError("seen")
+
+    gallery.use_products("price")
+    with pytest.raises(LookalikeError, match="seen"):
+        gallery.bridge(model, 50, accept=look)
+
+
 def _classes(count: int) -> np.ndarray:
     found = unit_vectors(count, 3)[np.arange(300) % count] + 0.1 * unit_vectors(300, 4)
     return found / np.linalg.norm(found, axis=1, keepdims=True)

@@ -159,6 +159,34 @@ def test_images_without_a_label_are_searched() -> None:
     assert gain.queries == 80
 
 
+def test_products_are_the_hits() -> None:
+    """The gain by labels is that of other products by their best views, by brute force."""
+    vectors, classes = with_nuisance(50, 4)
+    random = np.random.default_rng(3)
+    products = np.where(
+        classes < 40, np.repeat(np.arange(100), 2), classes + 100
+    )  # the last ten are one each
+    vectors[1::2] = vectors[::2] + 0.02 * random.standard_normal((100, DIM))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    found = candidates(vectors, (0.5,), ())
+    gain = gain_by_labels(vectors, classes, found, products=products)
+    assert (gain.metric, gain.queries) == ("MAP@R of products", 160)
+    moved = found[0][1](vectors)
+    for value, embeddings in ((gain.before, vectors), (gain.after, moved)):
+        cosines, expected = embeddings @ embeddings.T, []
+        for query in range(160):
+            others = [one for one in np.unique(products).tolist() if one != products[query]]
+            best = {one: cosines[query, products == one].max() for one in others}
+            first = max(others, key=best.__getitem__)
+            expected.append(
+                classes[products == first][0] == classes[query]
+            )  # one other product is to be found
+        assert value == pytest.approx(np.mean(expected))
+    assert gain.after < gain_by_labels(vectors, classes, found).after
+    with pytest.raises(InputError, match="fewer than 8 classes have two products"):
+        gain_by_labels(vectors, classes, found, products=classes)
+
+
 def test_model_file(tmp_path: Path, model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The adapted file is written only with a proven gain, here of copies."""
     code, _, message = run(capsys, str(model_file))
