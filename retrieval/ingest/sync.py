@@ -31,15 +31,15 @@ class RemovalLimit:
 
     Attributes:
         share: Share of the images concerned, from 0 to 1.
-        count: Number of images.
+        count: Number of images; a picture and the parts of it are one.
     """
 
     share: float = 0.1
     count: int = 10
 
-    def allows(self, removed: int, total: int) -> bool:
-        """Return whether a number of `total` images may be removed."""
-        return removed <= max(self.count, self.share * total)
+    def allows(self, plan: Comparison, total: int) -> bool:
+        """Return whether the items of a plan that are gone, of `total`, may be removed."""
+        return plan.gone_count <= self.share * total or plan.gone_pictures <= self.count
 
     def __str__(self) -> str:
         parts = [f"{100 * self.share:g}%"] if self.share else []
@@ -176,7 +176,7 @@ def folder_difference(
             plan.moved_count,
             plan.gone_paths(),
             plan.below,
-            (limit or RemovalLimit()).allows(plan.gone_count, plan.below),
+            (limit or RemovalLimit()).allows(plan, plan.below),
         )
 
 
@@ -309,7 +309,7 @@ def _settled(entries: Iterable[Entry], min_age: float) -> Iterator[Entry]:
 
 def _check_limit(where: str, plan: Comparison, total: int, limit: RemovalLimit | None) -> None:
     limit, removed = limit or RemovalLimit(), plan.gone_count
-    if not limit.allows(removed, total):
+    if not limit.allows(plan, total):
         raise InputError(
             f"{where}: nothing was changed, since {removed} of {total} images ({removed / total:.1%}) would "
             f"be removed, for example {plan.gone_example()}, and --max-removed allows {limit}; mount the "

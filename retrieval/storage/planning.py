@@ -25,7 +25,16 @@ from retrieval.errors import ImageError, LookalikeError
 from retrieval.images import boxes
 from retrieval.storage import database
 from retrieval.storage.records import UPLOADS, BadFile, FileStamp, Value
-from retrieval.storage.schema import AT_PLACES, KEPT, LISTED, LIVE, OF_PICTURE, SEARCHABLE, of_picture
+from retrieval.storage.schema import (
+    AT_PLACES,
+    KEPT,
+    LISTED,
+    LIVE,
+    OF_PICTURE,
+    PICTURE_PATH,
+    SEARCHABLE,
+    of_picture,
+)
 from retrieval.storage.store import Store, last_number
 
 _PAGE = 1000  # rows read at a time
@@ -580,6 +589,12 @@ class Comparison:
     def gone_count(self) -> int:
         """Number of items whose file is gone, without those that moved."""
         return int(self._db.execute("SELECT count(*) FROM gone WHERE n IS NULL").fetchone()[0])
+
+    @property
+    def gone_pictures(self) -> int:
+        """Number of the files of these items: a picture and its parts have one."""
+        files = f"SELECT DISTINCT root, {PICTURE_PATH} FROM gone WHERE n IS NULL"
+        return int(self._db.execute(f"SELECT count(*) FROM ({files})").fetchone()[0])
 
     def unseen(self, root: str, low: str, high: str | None) -> Iterator[list[tuple[int, str]]]:
         """Yield id and path of the items for which no file was added, some at a time.

@@ -81,6 +81,10 @@ OF_PICTURE = (
     "items.root = :root AND items.path != '' AND (items.path = :path OR items.path >= :first "
     "AND items.path < :end)"
 )
+# Path of the picture that an item is, or is a part of.
+PICTURE_PATH = (
+    f"CASE instr(path, '{MARK}') WHEN 0 THEN path ELSE substr(path, 1, instr(path, '{MARK}') - 1) END"
+)
 # The items of files, given as a JSON array of pairs of root and path, which is bound as one parameter.
 AT_PLACES = (
     "(SELECT json_extract(value, '$[0]') AS root, json_extract(value, '$[1]') AS path FROM json_each(?)) "

@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from retrieval import Embedder, Gallery, load_image
+from retrieval import Embedder, Gallery, InputError, load_image
 from retrieval.ingest.sync import RemovalLimit
 from retrieval.upkeep.rebuild import rebuild
 from tests.conftest import draw, lookalike_here
@@ -254,7 +254,9 @@ def test_a_part_finds_its_picture_once(kind: Kind, model: Embedder, rooms: Path,
     assert (again.added, again.unchanged) == (0, 26)
     draw(9, (48, 48)).save(rooms.parent / "new.png")
     (rooms.parent / "whole.png").unlink()
-    done = gallery.sync(rooms.parent, limit=RemovalLimit(1.0))
+    with pytest.raises(InputError, match=r"13 of 26 images .*allows none"):
+        gallery.sync(rooms.parent, limit=RemovalLimit(0.0, 0))
+    done = gallery.sync(rooms.parent, limit=RemovalLimit(0.0, 1))  # of one picture, with its parts
     assert (done.added, done.removed, done.unchanged) == (10, 13, 13)
     assert {hit.group for hit in gallery.search(room.convert("RGB"), 5)} == {"room.png", "new.png"}
     assert gallery.sync(rooms.parent).unchanged == 23
