@@ -296,6 +296,7 @@ def test_link_is_copied_with_the_own_picture_if_the_visitor_agrees(
         page.on("request", lambda one: stored.append(one.url) if one.url.endswith("/pictures") else None)
         upload(page, shop / "green" / "5.png")
         expect(page).to_have_url(re.compile("like=picture:"))
+        expect(status).to_contain_text("results ·")
         copy.click()
         expect(page.get_by_role("group", name="Copy link")).to_contain_text(
             "stored on the server for 2 hours"

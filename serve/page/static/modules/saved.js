@@ -11,7 +11,7 @@ const OWN = 'Your picture is in this browser only, so nobody else could see this
 export const mount = (root, api) => new SavedViews(root, api);
 
 class SavedViews {
-  #root; #api; #views = []; #changes = GALLERY?.changes ?? false; #replacing = '';
+  #root; #api; #views = []; #changes = GALLERY?.changes ?? false; #replacing = ''; #reads = 0;
 
   constructor(root, api) {
     this.#root = root;
@@ -33,8 +33,11 @@ class SavedViews {
   }
 
   async #load() {
+    const read = this.#reads += 1;
     try {
-      this.#draw((await this.#api.get('/views')).views);
+      const {views} = await this.#api.get('/views');
+      if (read !== this.#reads) return;  // a change has been answered meanwhile, or is newer
+      this.#draw(views);
       this.#say('');
     } catch (error) {
       this.#say(error.message);
@@ -91,7 +94,9 @@ class SavedViews {
   /** Send a change; if somebody else was first, show the views as they are now. */
   async #send(change, done) {
     try {
-      this.#draw((await this.#api.post('/views', change)).views);
+      const {views} = await this.#api.post('/views', change);
+      this.#reads += 1;
+      this.#draw(views);
       this.#say(done);
       return true;
     } catch (error) {

@@ -235,6 +235,7 @@ export class Suspects {
       words = error.message;
     }
     this.#busy = false;
+    this.#acts += 1;  // a look that began meanwhile has read the same
     this.#draw();
     this.#count();
     this.#work.add(words);
