@@ -16,6 +16,7 @@ from retrieval.errors import LookalikeError
 from retrieval.gallery import Gallery
 from retrieval.ingest.indexing import IngestResult
 from retrieval.ingest.sources import Sources
+from retrieval.ingest.watch import SECONDS
 from retrieval.machine.resources import cores
 from retrieval.model.embedder import Embedder
 from retrieval.model.sessions import CPU
@@ -74,14 +75,22 @@ class Follower:
             self._service.indexing = None
 
     def _follow(self) -> None:
-        gallery = self._open()
-        try:
-            self._report(
-                gallery,
-                gallery.add_sources(self._sources, reindex=True, command="up", show_progress=True),
-            )
-        except (LookalikeError, OSError) as error:
-            self._report(gallery, error)
+        gallery, problem = self._open(), ""
+        # A watch knows no table, so it would add the images without their labels: it begins after that.
+        while not self._stop.is_set():
+            try:
+                done = gallery.add_sources(self._sources, reindex=True, command="up", show_progress=True)
+            except (LookalikeError, OSError) as error:
+                if str(error) != problem:
+                    self._report(gallery, error)
+                problem = str(error)
+            else:
+                self._report(gallery, done)
+                break
+            self._service.indexing = None
+            if self._folder is None or self._stop.wait(SECONDS):
+                return
+            gallery.refresh()
         self._service.indexing = None
         if self._folder is not None:
             for event in gallery.watch(self._folder, show_progress=True, stop=self._stop):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from PIL import Image
 from playwright.sync_api import Browser, expect
 from sklearn.datasets import load_sample_image
 
+from retrieval.storage.store import hold_lock
 from tests.conftest import lookalike_here
 from tests.e2e.page_driver import noting
 from tests.serve.serving import Server, serving
@@ -135,6 +137,29 @@ def test_a_second_start_finds_everything_and_follows_the_folder(
     assert code == 0, said
     assert f"gallery: {photos}.gallery, which is there already" in said
     assert "model:" not in said
+
+
+def test_a_run_that_failed_is_done_again_with_the_table(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process writes at the start: what is added later has the labels of the table all the same."""
+    monkeypatch.setenv("LOOKALIKE_SERVE_PAGE", "false")
+    for path in photos.rglob("??.jpg"):
+        path.unlink()
+    gallery, scratch = tmp_path / "photos.gallery", tmp_path / "scratch"
+    lookalike_here("index", "build", str(gallery), str(photos), "--json", code=3)
+    (photos / "labels.csv").write_text("path,label\nflower/3.jpg,plant\n")
+    other = ExitStack()
+    other.enter_context(hold_lock(gallery))
+    with other, serving([*UP, str(photos)], scratch, forked=True) as server:
+        waited(server, lambda now: now["indexing"] is None)
+        other.close()
+        waited(
+            server, lambda _: "plant" in {hit["label"] for hit in search(server, photos / "flower" / "3.jpg")}
+        )
+        code, said = server.stop()
+    assert code == 0, said
+    assert said.count("being written by") == 1
 
 
 def test_killed_and_interrupted_runs_lose_nothing(
