@@ -2,7 +2,8 @@
 
 The parts are what the gallery's detector finds in a picture; without one, or where it finds nothing, the
 tiles that a search for objects looks at (`retrieval.search.regions`). All items of a picture have its path in
-a column, by which searches find the picture once. The picture comes behind its parts: once it is an item, all
+a column, by which searches find the picture once; the full path, if another folder has a picture of the same
+relative path. The picture comes behind its parts: once it is an item, all
 of them are, so that a run that was killed leaves no picture with some of them.
 """
 
@@ -52,6 +53,7 @@ def _with_parts(
     entries: Iterable[Entry],
     detector: Detector | None,
 ) -> Iterator[Entry]:
+    root_of = dict[str, str]()
     for entry in entries:
         if not isinstance(entry, ImageFile) or split(entry.path)[1]:
             yield entry
@@ -64,7 +66,10 @@ def _with_parts(
             boxes = [item.box for item in known if item.box and item.version == version]
         else:
             boxes = _divided(gallery, entry, known, detector)
-            entry = entry._replace(metadata={**entry.metadata, PICTURE: entry.path})
+            first = root_of.setdefault(entry.path, entry.root)
+            is_taken = first != entry.root or table.has_namesake(entry)
+            name = str(entry.full) if is_taken else entry.path
+            entry = entry._replace(metadata={**entry.metadata, PICTURE: name})
         if any(not item.box for item in known):  # parts without their picture are those of a table
             found.outdated += [item.id for item in known if item.box not in ("", *boxes)]
         for box in boxes:

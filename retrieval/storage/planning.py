@@ -267,6 +267,12 @@ class ItemTable(ABC):
                     found[root, place].boxes.insert(len(found[root, place].boxes) - has_whole, box)
         return [*found.values()]
 
+    def has_namesake(self, image: ImageFile) -> bool:
+        """Return whether another folder has a picture of the same relative path."""
+        self.look_up([image])
+        others = (root for root in ItemTable.roots(self) if root != image.root)
+        return any(self.of_picture(root, image.path) for root in others)
+
     def of_picture(self, root: str, path: str) -> list[PictureItem]:
         """Return the live items of a picture, itself and its parts, by id."""
         query = f"SELECT id, path, size, mtime_ns FROM gallery.items AS items WHERE {OF_PICTURE} AND {LIVE}"

@@ -145,6 +145,35 @@ def test_a_copy_is_listed_once(gallery: Gallery, folder: Path) -> None:
     assert (done.copied, done.duplicates) == (len(FIRST) + 1, [["first.png", "copy.png"]])
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+def test_pictures_of_one_name_in_two_folders_are_two(
+    kind: Kind, model: Embedder, folder: Path, tmp_path: Path, at_once: bool
+) -> None:
+    other = tmp_path / "others"
+    other.mkdir()
+    board(other / "first.png", SECOND, 5)
+    made = kind.create(tmp_path / "g", model)
+    made.use_objects()
+    for folders in [[folder, other]] if at_once else [[folder], [other]]:
+        made.add(folders)
+    found = made.search(other / "first.png", 10)
+    assert (found[0].path, found[0].view_count) == (str(other / "first.png"), 10)
+    assert len({hit.path for hit in found}) == len(found) == 4
+    # It changes, and goes, without the other one.
+    board(other / "first.png", FIRST, 6)
+    made.sync(other)
+    hit = made.search(other / "first.png", 1)[0]
+    assert (hit.path, hit.view_count, round(hit.score, 4)) == (str(other / "first.png"), 10, 1)
+    made.remove([hit.id])
+    assert len(made) == 3 * 10
+    assert {hit.group for hit in made.search(other / "first.png", 10)} == {
+        "first.png",
+        "second.png",
+        "white.png",
+    }
+    assert not made.verify().problems
+
+
 def test_parts_follow_their_picture(gallery: Gallery, model: Embedder, folder: Path) -> None:
     before = sorted(item.id for item in items_of(gallery, "first.png"))
     (folder / "first.png").rename(folder / "moved.png")
