@@ -7,15 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks.gpu_check.results import Row
-from benchmarks.gpu_check.runtime import with_tf32
 from benchmarks.gpu_check.workload import Workload
 from retrieval import Embedder
+from retrieval.model.precision import K, measure_drift, neighbours
 
-K = 10
 MOST = 2000  # images
-# A precision beyond these would not be chosen by itself: lowest cosine, which a gallery takes for another
-# machine's rounding, and share of the first K that stay.
-COSINE, KEPT = 0.999, 0.99
 
 
 def drift(work: Workload) -> Iterator[Row]:
@@ -23,7 +19,7 @@ def drift(work: Workload) -> Iterator[Row]:
 
     The model files are those of --models, of which the first is the reference, and the images those of
     --images; by default an untrained network and generated images, which show the drift of vectors only.
-    Every row says whether the bounds are kept.
+    Every row says whether the bounds are kept, by which a gallery allows TF32.
     """
     files = work.models or (work.model(), work.model("fp16"))
     images = sorted((work.given_images or work.images()).rglob("*.jpg"))[:MOST]
@@ -33,30 +29,20 @@ def drift(work: Workload) -> Iterator[Row]:
     right = (classes[wanted[:, 0]] == classes).mean()
     yield Row(f"{files[0].stem} on the CPU", f"Recall@1 {right:.4f}", numbers={"recall": right})
     for file in files:
-        for tf32 in "01" if work.device.type == "cuda" else "0":
-            vectors = with_tf32(file, work, tf32).embed(images)
-            found = neighbours(vectors)
-            far = 1 - np.einsum("nd,nd->n", vectors.astype(float), reference.astype(float))
-            kept = float(np.mean([np.isin(w, f).mean() for w, f in zip(wanted, found, strict=True)]))
-            recall = float((classes[found[:, 0]] == classes).mean())
-            within = bool(1 - far.max() >= COSINE and kept >= KEPT)
+        for tf32 in (False, True) if work.device.type == "cuda" else (False,):
+            vectors = Embedder(file, device=str(work.device), tf32=tf32).embed(images)
+            found = measure_drift(reference, vectors)
+            recall = float((classes[neighbours(vectors)[:, 0]] == classes).mean())
             yield Row(
-                f"{file.stem}{', TF32' if tf32 == '1' else ''}, {len(images)} images",
-                f"1 - cosine: mean {far.mean():.2g}, largest {far.max():.2g}; "
-                f"{kept:.2%} of the first {K} stay; "
-                f"Recall@1 {recall:.4f}; {'within' if within else 'beyond'} the bounds",
+                f"{file.stem}{', TF32' if tf32 else ''}, {len(images)} images",
+                f"1 - cosine: mean {1 - found.mean:.2g}, largest {1 - found.least:.2g}; "
+                f"{found.kept:.2%} of the first {K} stay; "
+                f"Recall@1 {recall:.4f}; {'within' if found.within else 'beyond'} the bounds",
                 numbers={
-                    "within": within,
-                    "mean": float(far.mean()),
-                    "largest": float(far.max()),
-                    "kept": kept,
+                    "within": found.within,
+                    "mean": 1 - found.mean,
+                    "largest": 1 - found.least,
+                    "kept": found.kept,
                     "recall": recall,
                 },
             )
-
-
-def neighbours(vectors: np.ndarray) -> np.ndarray:
-    """Return the rows of the nearest K others, int64 [N, K]."""
-    scores = vectors @ vectors.T
-    np.fill_diagonal(scores, -np.inf)
-    return np.argsort(-scores, axis=1, kind="stable")[:, :K]

@@ -6,8 +6,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 
@@ -16,6 +14,7 @@ from benchmarks.gpu_check.workload import Workload, lookalike
 from retrieval import Embedder, Gallery
 from retrieval.machine.devices import Device
 from retrieval.model.embedder import measure_latency
+from retrieval.model.precision import Precision, measure_drift
 from retrieval.model.runtime import Runtime
 
 SIZES = (1, 8, 64, 256)
@@ -38,18 +37,11 @@ def inference(work: Workload) -> Iterator[Row]:
             yield limited(f"{name}: 1 - cosine to the CPU, on {ours.provider}", 1 - cosine, 1 - lowest)
             yield latency(f"{name}: latency by batch", ours)
             if precision == "fp32" and work.device.type == "cuda":
-                ours = with_tf32(file, work)
+                ours = Embedder(file, device=str(work.device), tf32=True)
                 cosine = float((ours.embed_pixels(pixels) * wanted).sum(1).min())
                 what = f"{name}, TF32: 1 - cosine to the CPU"
                 yield Row(what, f"{1 - cosine:.2g}", numbers={"value": 1 - cosine})
                 yield latency(f"{name}, TF32: latency by batch", ours)
-
-
-def with_tf32(file: Path, work: Workload, allowed: str = "1") -> Embedder:
-    """Return an embedder on the device that may round to TensorFloat32, or may not ("0")."""
-    options = {**Runtime().options("cuda"), "use_tf32": allowed}
-    with patch.object(Runtime, "options", lambda *_: options):
-        return Embedder(file, device=str(work.device))
 
 
 def latency(what: str, embedder: Embedder) -> Row:
@@ -92,6 +84,20 @@ def indexing(work: Workload) -> Iterator[Row]:
     )
 
 
+def decided(model: str, chosen: Precision, images: list[str], work: Workload) -> Row:
+    """Judge the decision of a gallery, which compared on the device, by the vectors of a CPU."""
+    file = work.model(model)
+    reference = Embedder(file, device="cpu").embed(images)
+    drift = measure_drift(reference, Embedder(file, device=str(work.device), tf32=True).embed(images))
+    right = drift.within == chosen.allows_tf32
+    return Row(
+        f"precision of a gallery, {model}",
+        f"{chosen}; TF32 against the CPU: {drift}",
+        "ok" if right else "FAILED",
+        {"tf32": chosen.allows_tf32, **vars(drift)},
+    )
+
+
 def galleries(work: Workload) -> Iterator[Row]:
     """Search a gallery on the device and on the CPU that was made on the other one."""
     images = [str(path) for path in sorted(work.images().rglob("*.jpg"))[:INDEXED]]
@@ -102,6 +108,8 @@ def galleries(work: Workload) -> Iterator[Row]:
             options = ("--model", str(work.model(precision)), "--device", made)
             lookalike("index", "build", str(folder), *images, *options)
             gallery = Gallery.open(folder, runtime=Runtime(Device.parse(opened)))
+            if gallery.manifest.precision is not None:
+                yield decided(precision, gallery.manifest.precision, images, work)
             hits.append({hit.key for hit in gallery.search(images[0], k=10)})
         common = len(hits[0] & hits[1])
         yield Row(

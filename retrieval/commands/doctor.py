@@ -178,7 +178,8 @@ def _place(
     providers = loaded[module]["providers"]
     used = next(name for name in ORT_NAMES.values() if providers.get(name))
     accelerated = used not in (ORT_NAMES["cpu"], ORT_NAMES["cuda"])
-    return f"{'accelerator' if accelerated else place}, {used}"
+    precision = ", fp32, or TF32 if a gallery has measured it" if used == ORT_NAMES["cuda"] else ", fp32"
+    return f"{'accelerator' if accelerated else place}, {used}{'' if accelerated else precision}"
 
 
 # ---- output

@@ -15,6 +15,7 @@ from retrieval.commands.options import size_text
 from retrieval.commands.search_options import where_option
 from retrieval.galleries.items import Item
 from retrieval.gallery import Gallery
+from retrieval.model.precision import Precision
 from retrieval.model.runtime import Runtime
 from retrieval.text import align_columns, pluralize
 from retrieval.upkeep.salvage import Salvage
@@ -209,6 +210,8 @@ def _info(facts: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     if facts["provider"]:
         lines.append(("created by", facts["provider"]))
+    if facts["precision"]:
+        lines.append(("precision", str(Precision.from_dict(facts["precision"]))))
     lines += [("images in", f"{root} ({count})") for root, count in facts["roots"].items()]
     lines += _columns(facts)
     parts = ", ".join(f"{name} {size_text(size)}" for name, size in facts["bytes"].items() if name != "all")
@@ -232,6 +235,8 @@ def _store_info(facts: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     if facts["provider"]:
         lines.append(("created by", facts["provider"]))
+    if facts["precision"]:
+        lines.append(("precision", str(Precision.from_dict(facts["precision"]))))
     lines += _columns(facts)
     if (size := engine.pop("bytes", None)) is not None:
         lines.append(("disk space", size_text(size)))

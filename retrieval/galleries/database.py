@@ -170,6 +170,7 @@ class DatabaseView(SearchableGallery):
             InputError: The folder or the collection cannot be used, or the collection has items.
             LookalikeError: The database cannot be reached.
         """
+        model = model.with_tf32(False)  # until its drift is measured
         manifest = Manifest(
             model.fingerprint,
             model.dim,
@@ -241,7 +242,7 @@ class DatabaseView(SearchableGallery):
         folders.create_folder(folder, address, manifest.uuid, model)
         gallery = cls(folder, runtime=None if model is None else model.runtime, address=address)
         if model is not None:
-            gallery._keep_model(model)
+            gallery._keep_model(model.with_tf32(manifest.allows_tf32))
         return gallery
 
     def _read_manifest(self) -> Manifest:
@@ -333,6 +334,7 @@ class DatabaseView(SearchableGallery):
             "fingerprint": self.manifest.fingerprint,
             "texts": has_text(self._folder),
             "provider": self.manifest.provider,
+            "precision": self.manifest.precision and self.manifest.precision.as_dict(),
             "columns": self.contents.columns(),
             "product": self.manifest.product,
             "variant": self.manifest.variant,

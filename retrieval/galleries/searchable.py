@@ -239,6 +239,7 @@ class SearchableGallery(Displayed, ABC):
             LookalikeError: As for `embedder`.
         """
         self.check_model(embedder)
+        embedder = embedder.with_tf32(self.manifest.allows_tf32)
         check_vectors(self.folder, self.manifest, embedder)
         self._keep_model(embedder)
 

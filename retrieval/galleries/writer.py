@@ -261,8 +261,8 @@ class FileWriter(Store, Writer):
         return StoreTable(self)
 
     def use_manifest(self, manifest: Manifest) -> None:
-        """See `Writer.use_manifest`."""
-        with self.writing():
+        """See `Writer.use_manifest`; also inside `running()`."""
+        with nullcontext() if self._held else self.writing():
             self.update_manifest(manifest)
 
     def heirs(

@@ -24,6 +24,7 @@ from retrieval.ingest.committer import Batch, Committer, ItemDraft
 from retrieval.ingest.file_plan import changes_of, known_roots, moved_item, plan_indexing
 from retrieval.ingest.picture_parts import divide
 from retrieval.ingest.pipeline import EmbeddedBatch, embed_ahead
+from retrieval.ingest.precision_choice import choose_precision
 from retrieval.ingest.replay import replay, withhold
 from retrieval.ingest.sources import Scan, Sources, collect
 from retrieval.ingest.tables import TableReport
@@ -338,14 +339,15 @@ def embed_here(
     gallery: SearchableGallery, plan: Comparison, known: Callable[[str], bool]
 ) -> Generator[tuple[list[PlannedFile], EmbeddedBatch]]:
     """Embed the files of a plan in this process: the default `BatchSource`."""
-    reading = deque[PlannedFile]()
+    reading, folder = deque[PlannedFile](), str(gallery.folder)
 
     def places() -> Iterator[Location]:
-        folder = str(gallery.folder)
         for planned in plan.todo():
             reading.append(planned)
             image = planned[0]
             yield locate_item(folder, image.root, image.path)
+
+    choose_precision(gallery, (locate_item(folder, image.root, image.path) for image, _ in plan.todo()))
 
     with closing(embed_ahead(places(), gallery.embedder, known=known)) as batches:
         for batch in batches:

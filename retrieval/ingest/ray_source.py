@@ -12,7 +12,7 @@ import os
 import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -72,7 +72,8 @@ class RaySource:
         policy = gallery.manifest.decode_policy or DECODE_POLICY
         origin = ShardOrigin(gallery.manifest.fingerprint, policy, gallery.manifest.dim)
         started = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
-        job = Job(shards.address, origin, self.runtime, f"{started}-{uuid.uuid4().hex[:6]}")
+        runtime = replace(self.runtime, tf32=gallery.manifest.allows_tf32)
+        job = Job(shards.address, origin, runtime, f"{started}-{uuid.uuid4().hex[:6]}")
         run = _Run(gallery, plan, shards, job, retry=self.retry)
         with ExitStack() as stack:
             done: Iterator[int] = iter(())

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -30,7 +31,7 @@ from retrieval.model.interruption import interruptible, run
 from retrieval.model.plugged import PluggedSession, is_reference
 from retrieval.model.run_sizes import MAX_PADDED, MeasuredSize, pad, padded_runs, padded_sizes
 from retrieval.model.runtime import Runtime
-from retrieval.model.sessions import CPU, open_session, reason
+from retrieval.model.sessions import CPU, CUDA, open_session, reason
 from retrieval.model.text_encoder import TextEncoder
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Embedder(Displayed):
         batch_size: Most images per run of the graph; by default 256 on an accelerator, and on a CPU the
             number that is fastest here.
         threads: Threads per inference on the CPU; `None` lets ONNX Runtime choose.
+        tf32: An NVIDIA GPU may round products to TensorFloat32, see `Runtime`.
 
     Attributes:
         path: Path of the file.
@@ -84,9 +86,10 @@ class Embedder(Displayed):
         provider: str = "auto",
         batch_size: int | None = None,
         threads: int | None = None,
+        tf32: bool = False,
     ) -> None:
         chosen = Device.parse(device) if isinstance(device, str) else device
-        self.runtime = Runtime(chosen, provider, batch_size, threads)
+        self.runtime = Runtime(chosen, provider, batch_size, threads, tf32)
         self.path = Path(file)
         data, self.fingerprint, self.archive = _read(self.path)
         self.has_text = self.archive is not None
@@ -155,6 +158,14 @@ class Embedder(Displayed):
             return self
         same_model = copy.copy(self)
         same_model.preprocess = preprocess
+        return same_model
+
+    def with_tf32(self, allowed: bool) -> Embedder:
+        """Return this model with TF32 allowed or not: on an NVIDIA GPU a new session, if that differs."""
+        if self.provider != CUDA or allowed == self.runtime.tf32:
+            return self
+        same_model = Embedder.open(self.path, replace(self.runtime, tf32=allowed))
+        same_model.preprocess = self.preprocess
         return same_model
 
     @property
@@ -228,7 +239,7 @@ class Embedder(Displayed):
             )
         with self._loading_text:
             if self._text is None:
-                self._text = TextEncoder(self.archive, self.runtime, self.dim)
+                self._text = TextEncoder(self.archive, replace(self.runtime, tf32=False), self.dim)
         return self._text
 
     def pixels(self, image: ImageSource) -> np.ndarray:

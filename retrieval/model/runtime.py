@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,7 @@ class Runtime:
         provider: Execution provider, one of `PROVIDERS`; "auto" for the fastest that works on the device.
         batch_size: Most images per run of the graph; `None` for the number that suits the device.
         threads: Threads per run on a CPU; `None` lets ONNX Runtime choose.
+        tf32: An NVIDIA GPU may round products to TensorFloat32 (10 bits); NVIDIA_TF32_OVERRIDE=0 forbids it.
 
     Raises:
         InputError: The provider is unknown or does not run on the device, or a number is below 1.
@@ -39,6 +41,7 @@ class Runtime:
     provider: str = "auto"
     batch_size: int | None = None
     threads: int | None = None
+    tf32: bool = False
 
     def __post_init__(self) -> None:
         if self.provider not in PROVIDERS:
@@ -93,8 +96,8 @@ class Runtime:
                 "device_id": str(self.device.index or 0),
                 # EXHAUSTIVE, the default, measures all algorithms again for each new batch size.
                 "cudnn_conv_algo_search": "HEURISTIC",
-                # As a CPU computes; fp16 files are the way to a faster model.
-                "use_tf32": "0",
+                # Without it as a CPU computes. The variable is that of NVIDIA's libraries.
+                "use_tf32": "1" if self.tf32 and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0" else "0",
             }
         if provider == "openvino" and self.device.kind == "cpu":
             return {"device_type": "CPU"}

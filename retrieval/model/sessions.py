@@ -19,7 +19,7 @@ from retrieval.text import print_once
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-CPU = ORT_NAMES["cpu"]
+CPU, CUDA = ORT_NAMES["cpu"], ORT_NAMES["cuda"]
 _REQUIREMENTS = {
     "cuda": "an NVIDIA GPU with its driver, and the extra gpu in place of cpu; see `lookalike doctor`",
     "coreml": "a Mac",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -78,7 +79,7 @@ def own_model(folder: Path, manifest: Manifest, runtime: Runtime) -> Embedder:
     Args:
         folder: Gallery folder.
         manifest: Manifest of the gallery.
-        runtime: Device, provider, batch size and threads.
+        runtime: Device, provider, batch size and threads; TF32 is allowed if the gallery allows it.
 
     Raises:
         InputError: The gallery has no model, since its vectors come from an external embedding; or the model
@@ -89,7 +90,7 @@ def own_model(folder: Path, manifest: Manifest, runtime: Runtime) -> Embedder:
         what = f"{folder}: the vectors come from an external embedding ({manifest.embedding}), not a model"
         raise InputError(f"{what}; search by an item of the gallery, or by vectors")
     try:
-        embedder = Embedder.open(model_file(folder), runtime)
+        embedder = Embedder.open(model_file(folder), replace(runtime, tf32=manifest.allows_tf32))
     except InputError as error:
         if has_sha256(model_file(folder), manifest.fingerprint):
             raise  # it is the file that the gallery was built with

@@ -45,6 +45,7 @@ def inventory(store: Store, index_card: Mapping[str, Any] | None, outside_index:
         "fingerprint": store.manifest.fingerprint,
         "texts": has_text(folder),
         "provider": store.manifest.provider,
+        "precision": store.manifest.precision and store.manifest.precision.as_dict(),
         "roots": {str(folder / root): count for root, count in files_by_root(store).items()},
         "columns": store.columns(),
         "product": store.manifest.product,

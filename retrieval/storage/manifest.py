@@ -13,6 +13,7 @@ from typing import Any
 
 from retrieval.errors import InputError, LookalikeError
 from retrieval.files import write_texts
+from retrieval.model.precision import Precision
 from retrieval.storage.records import PICTURE, IndexSpec
 from retrieval.storage.schema import FORMAT_VERSION
 
@@ -40,6 +41,8 @@ class Manifest:
         decode_policy: Version of the rules by which images were decoded, see `retrieval.images.load`.
         probes_sha256: SHA-256 of the file with the model's vectors of the probe images.
         provider: Execution provider that computed these vectors, by ONNX Runtime's name; `None` if unknown.
+        precision: Precision of the model on a GPU, and the measurement behind it; `None`, which is fp32, if
+            it was not measured.
         rebuilt_from: uuid of the gallery that this one replaces, if it is a rebuild.
         projected_from: uuid of the gallery that this one replaces, if a layer changed its vectors, which
             kept their numbers.
@@ -62,6 +65,7 @@ class Manifest:
     decode_policy: int | None = None
     probes_sha256: str | None = None
     provider: str | None = None
+    precision: Precision | None = None
     rebuilt_from: str | None = None
     projected_from: str | None = None
     bridged: int | None = None
@@ -79,6 +83,11 @@ class Manifest:
     def has_model(self) -> bool:
         """Whether the gallery has a model file to embed images with."""
         return self.embedding is None
+
+    @property
+    def allows_tf32(self) -> bool:
+        """Whether the model may round to TF32 on a GPU."""
+        return self.precision is not None and self.precision.allows_tf32
 
     @property
     def parts(self) -> str | None:
@@ -109,6 +118,7 @@ class Manifest:
             "decode_policy": self.decode_policy,
             "probes_sha256": self.probes_sha256,
             "provider": self.provider,
+            "precision": self.precision and self.precision.as_dict(),
             "rebuilt_from": self.rebuilt_from,
             "projected_from": self.projected_from,
             "bridged": self.bridged,
@@ -162,6 +172,7 @@ def parse_manifest(folder: Path | str, rows: Iterable[tuple[str, str]]) -> Manif
             decode_policy=facts.get("decode_policy"),
             probes_sha256=facts.get("probes_sha256"),
             provider=facts.get("provider"),
+            precision=Precision.from_dict(precision) if (precision := facts.get("precision")) else None,
             rebuilt_from=facts.get("rebuilt_from"),
             projected_from=facts.get("projected_from"),
             bridged=facts.get("bridged"),

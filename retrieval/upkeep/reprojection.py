@@ -223,6 +223,7 @@ def undo(gallery: FilesView, *, show_progress: bool = False) -> FilesView:
             fingerprint=then.fingerprint,
             dim=then.dim,
             provider=then.provider,
+            precision=then.precision,
             projected_from=None,
             bridged=then.bridged,
         )
@@ -258,6 +259,7 @@ def projected(manifest: Manifest, model: Embedder) -> Manifest:
         fingerprint=model.fingerprint,
         dim=model.dim,
         provider=model.provider,
+        precision=None,  # measured with the model before
         projected_from=manifest.uuid,
     )
 

@@ -18,7 +18,9 @@ from benchmarks.gpu_check.__main__ import CHECKS, Check, measure, run_all, usabl
 from benchmarks.gpu_check.drift import drift
 from benchmarks.gpu_check.losses import compare, specifications
 from benchmarks.gpu_check.results import Row, limited, to_text
+from benchmarks.gpu_check.runtime import decided
 from benchmarks.gpu_check.workload import Workload
+from retrieval.model.precision import Drift, Precision
 from train import losses
 
 
@@ -103,12 +105,27 @@ def test_rows_that_came_before_the_time_was_up_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_precision_that_changes_neighbours_is_beyond_the_bounds(tmp_path: Path) -> None:
+def test_a_coarser_precision_changes_more(tmp_path: Path) -> None:
     """One network as fp32, fp16 and int8, each computed by ONNX Runtime."""
     work = Workload.on(torch.device("cpu"), tmp_path)
     work = replace(work, models=tuple(work.model(precision) for precision in ("fp32", "fp16", "int8")))
-    found = {row.what.split(",")[0]: row.numbers.get("within") for row in drift(work)}
-    assert [found[f"conv4-{precision}"] for precision in ("fp32", "fp16", "int8")] == [True, True, False]
+    found = {row.what.split(",")[0]: row.numbers for row in drift(work)}
+    fp32, fp16, int8 = (found[f"conv4-{precision}"] for precision in ("fp32", "fp16", "int8"))
+    assert fp32["within"]
+    assert fp16["within"]
+    assert int8["largest"] > 5 * fp16["largest"]
+    assert int8["kept"] < fp32["kept"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "verdict"), [("tf32", "ok"), ("fp32", "FAILED")])
+def test_decision_of_a_gallery_is_judged_by_the_cpu(tmp_path: Path, name: str, verdict: str) -> None:
+    """On a CPU, TF32 changes nothing, so that to refuse it is wrong."""
+    work = Workload.on(torch.device("cpu"), tmp_path)
+    images = [str(path) for path in sorted(work.images().rglob("*.jpg"))]
+    chosen = Precision(name, Drift(1, 1, 1, 256), "CUDAExecutionProvider", "2026-11-26")
+    row = decided("fp32", chosen, images, work)
+    assert (row.verdict, row.numbers["images"]) == (verdict, len(images))
 
 
 def test_pieces_are_written_one_by_one_and_merged(tmp_path: Path) -> None:

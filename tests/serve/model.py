@@ -59,3 +59,23 @@ def write_model(path: Path, note: str = "", maps: bool = False, license: str = "
     onnx.checker.check_model(model, full_check=True)
     onnx.save_model(model, path)
     return path
+
+
+def write_rounded(path: Path, scale: float = 1) -> Path:
+    """Write the small model with its colours in fp16, multiplied by a number: above 500 they overflow."""
+    model = onnx.load(write_model(path))
+    nodes = [*model.graph.node]
+    by_name = {node.output[0]: node for node in nodes}
+    by_name["planes"].input[0] = "rounded"
+    by_name["embedding"].input[0] = "whole"
+    at = nodes.index(by_name["centred"]) + 1
+    nodes[at:at] = [
+        helper.make_node("Mul", ["centred", "scale"], ["scaled"]),
+        helper.make_node("Cast", ["scaled"], ["rounded"], to=TensorProto.FLOAT16),
+    ]
+    nodes.insert(-1, helper.make_node("Cast", ["flat"], ["whole"], to=TensorProto.FLOAT))
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    model.graph.initializer.append(helper.make_tensor("scale", TensorProto.FLOAT, [], [scale]))
+    onnx.save_model(model, path)
+    return path

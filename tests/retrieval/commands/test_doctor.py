@@ -33,6 +33,7 @@ def test_this_environment(tmp_path: Path) -> None:
     if not gpus():
         assert facts["problems"] == []
         assert all(use.startswith("CPU, ") for use in facts["uses"].values())
+        assert "CPU, CPUExecutionProvider, fp32" in facts["uses"].values()
         text = lookalike_here("doctor", cwd=tmp_path).stdout
         assert "GPU           none; no NVIDIA driver\n" in text
         assert f"FAISS         {index['version']} ({index['distribution']})" in text

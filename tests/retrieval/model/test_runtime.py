@@ -62,6 +62,13 @@ def test_options_of_cuda() -> None:
     assert Runtime().options("cuda")["device_id"] == "0"
 
 
+def test_tf32_is_allowed_unless_the_environment_forbids_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
+    assert Runtime(tf32=True).options("cuda")["use_tf32"] == "1"
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    assert Runtime(tf32=True).options("cuda")["use_tf32"] == "0"
+
+
 def test_invalid_numbers_are_rejected() -> None:
     with pytest.raises(InputError, match="batch_size must be at least 1, got 0"):
         Runtime(batch_size=0)

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from retrieval.errors import InputError, LookalikeError, StoreError
+from retrieval.model.precision import Drift, Precision
 from retrieval.storage.conditions import Filter, FilterGroup, FilterTest
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import StoredItem, Value
@@ -27,7 +28,14 @@ from tests.retrieval.stores.server import free_port
 from tests.retrieval.stores.test_conditions import COMPARE, holds
 
 DIM = 8
-MANIFEST = Manifest("f" * 64, DIM, decode_policy=1, provider="CPUExecutionProvider", uuid="u-1")
+MANIFEST = Manifest(
+    "f" * 64,
+    DIM,
+    decode_policy=1,
+    provider="CPUExecutionProvider",
+    precision=Precision("tf32", Drift(0.9999, 0.99999, 0.995, 256), "CUDAExecutionProvider", "2026-11-26"),
+    uuid="u-1",
+)
 COLUMNS: dict[str, ColumnType] = {
     "price": "number",
     "a b": "text",

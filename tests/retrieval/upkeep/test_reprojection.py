@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from retrieval import Embedder, Gallery, InputError, LookalikeError
 from retrieval.ingest.uploads import Upload, store_uploads
 from retrieval.model.layer import Layer
+from retrieval.model.precision import Drift, Precision
 from retrieval.search.calibration import NAME as CALIBRATION
 from retrieval.storage.records import Change, IndexSpec
 from retrieval.upkeep.compact import compact
@@ -113,12 +115,15 @@ def test_vectors_are_those_of_the_new_model(
 def test_undo_restores_the_vectors_and_keeps_later_changes(
     gallery: Gallery, tmp_path: Path, photos: Path
 ) -> None:
+    precision = Precision("tf32", Drift(1, 1, 1, 256), "CUDAExecutionProvider", "2026-11-26")
+    gallery.writer.use_manifest(replace(gallery.manifest, precision=precision))
     earlier = contents(gallery)
     layer = some_layer()
     done = reproject(
         gallery, layer, write_layered(tmp_path / "model.onnx", layer, tmp_path / "new.onnx"), command="teach"
     )
     new = done.gallery
+    assert new.manifest.precision is None  # it was measured with the model without the layer
     new.remove(["green/0.png"])
     with new.store.writing():
         new.store.amend([Change(new.ids_of(["a"])[0], key="renamed", metadata={"price": 13})])
@@ -129,6 +134,7 @@ def test_undo_restores_the_vectors_and_keeps_later_changes(
         undo(new)
     new.remove(["red/9.png"])
     restored = undo(new)
+    assert restored.manifest.precision == precision
     found = contents(restored)
     label, metadata, vector = earlier.pop("a")
     del earlier["green/0.png"]
