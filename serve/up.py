@@ -85,8 +85,8 @@ def up(
     remote storage, it looks once.
 
     The labels are the sub-folders, or those of a table with the columns `path` and `label`: a CSV file in
-    FOLDER, or beside it FOLDER.csv, metadata.csv or labels.csv. Its other columns are for filters. A table
-    that has changed is read with the next start.
+    FOLDER, or beside it FOLDER.csv, metadata.csv or labels.csv. Its other columns are for filters. It is
+    read again when pictures are added.
 
     --model auto takes, with a network and with torch, the strongest small backbone of `lookalike model list`
     with a permissive licence that this machine runs at 15 images a second, and downloads it once; otherwise
@@ -151,6 +151,7 @@ class _Work:
     @contextmanager
     def follow(self, service: SearchService) -> Iterator[None]:
         """Do the work on the served gallery; print what it has kept if it was interrupted."""
+        import retrieval.commands.ingest  # for the reports  # noqa: F401
         from retrieval.ingest.sources import Sources
         from serve.core.following import Follower
 

@@ -75,9 +75,19 @@ class Follower:
             self._service.indexing = None
 
     def _follow(self) -> None:
-        gallery, problem = self._open(), ""
-        # A watch knows no table, so it would add the images without their labels: it begins after that.
+        gallery = self._open()
+        self._fill(gallery)
+        for event in gallery.watch(self._folder, show_progress=True, stop=self._stop) if self._folder else ():
+            self._service.indexing = None
+            self._report(gallery, event)
+            if isinstance(event, IngestResult) and event.added and self._sources.metadata is not None:
+                self._fill(gallery)
+
+    def _fill(self, gallery: Gallery) -> None:
+        """Add the images with their table, which a watch does not know; again, until that succeeds."""
+        problem = ""
         while not self._stop.is_set():
+            gallery.refresh()
             try:
                 done = gallery.add_sources(self._sources, reindex=True, command="up", show_progress=True)
             except (LookalikeError, OSError) as error:
@@ -87,15 +97,10 @@ class Follower:
             else:
                 self._report(gallery, done)
                 break
-            self._service.indexing = None
-            if self._folder is None or self._stop.wait(SECONDS):
-                return
-            gallery.refresh()
-        self._service.indexing = None
-        if self._folder is not None:
-            for event in gallery.watch(self._folder, show_progress=True, stop=self._stop):
+            finally:
                 self._service.indexing = None
-                self._report(gallery, event)
+            if self._folder is None or self._stop.wait(SECONDS):
+                break
 
     def _open(self) -> Gallery:
         served = self._service.gallery.embedder

@@ -148,15 +148,17 @@ def test_a_run_that_failed_is_done_again_with_the_table(
         path.unlink()
     gallery, scratch = tmp_path / "photos.gallery", tmp_path / "scratch"
     lookalike_here("index", "build", str(gallery), str(photos), "--json", code=3)
-    (photos / "labels.csv").write_text("path,label\nflower/3.jpg,plant\n")
+    (photos / "labels.csv").write_text("path,label\nflower/3.jpg,plant\nlater.jpg,later\n")
     other = ExitStack()
     other.enter_context(hold_lock(gallery))
     with other, serving([*UP, str(photos)], scratch, forked=True) as server:
         waited(server, lambda now: now["indexing"] is None)
         other.close()
-        waited(
-            server, lambda _: "plant" in {hit["label"] for hit in search(server, photos / "flower" / "3.jpg")}
-        )
+        picture = photos / "flower" / "3.jpg"
+        waited(server, lambda _: "plant" in {hit["label"] for hit in search(server, picture)})
+        # So have those that come while it follows the folder.
+        (photos / "later.jpg").write_bytes(picture.read_bytes())
+        waited(server, lambda _: "later" in {hit["label"] for hit in search(server, picture)})
         code, said = server.stop()
     assert code == 0, said
     assert said.count("being written by") == 1
