@@ -9,6 +9,7 @@ on a full disk. Meanwhile another process searches. Then:
 - while a bridge is served, each item has the vector of the map or the new one, and none the one before;
 - what a reader has found has the scores that brute force gives to such vectors, of one model in an answer;
 - `verify` finds no damage, and nothing that a reader has seen is gone again;
+- what a server has acknowledged is there;
 - the same command, run again, completes, and leaves the files that it leaves without an accident.
 """
 
@@ -33,6 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import httpx
 import numpy as np
 import torch  # noqa: F401  # once, before the forks: `teach` needs it
 
@@ -44,6 +46,7 @@ from retrieval.search.calibration import NAME as CALIBRATION
 from retrieval.storage.manifest import read_copy
 from retrieval.upkeep import bridge
 from retrieval.upkeep.verify import verify
+from serve.client import ApiError, Client
 from tests.crash.operations import OPERATIONS, Operation
 from tests.retrieval.killing import Killer
 
@@ -60,6 +63,7 @@ _K = 5  # hits of a reader
 _EXACT = 1e-4  # of scores
 _NAMES = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f-]{15,}|[0-9a-f]{16,}|\d+")
 _PATIENCE = 60.0  # seconds of a step of the harness
+_GRACE = 2.0  # seconds for a visitor whose server has ended
 
 
 class BrokenPromiseError(AssertionError):
@@ -190,6 +194,7 @@ def run(
     at_step: Callable[[int], None] | None,
     log: Path,
     kill_after: float = 0.0,
+    acknowledged: Path | None = None,
 ) -> int:
     """Run a command in a folder, in a forked process. Return its exit code, negative if it was killed.
 
@@ -199,7 +204,11 @@ def run(
         at_step: Called with the number of each step, from 1; it may end the process or raise.
         log: Gets what it prints.
         kill_after: Seconds after which it is killed; 0 for not at all.
+        acknowledged: Gets the keys of the items whose change a server has acknowledged.
     """
+    told = acknowledged or Path(os.devnull)
+    for file in (log, told):
+        file.write_text("")
     child = os.fork()
     if child == 0:
         try:
@@ -220,11 +229,38 @@ def run(
             sys.stderr.flush()
             os._exit(70)
         os._exit(0)
+    visitor = os.fork() if operation.visits else 0
+    if operation.visits and visitor == 0:
+        try:
+            _visit(operation, work, child, log, told)
+        except BaseException:
+            if not isinstance(sys.exception(), httpx.TransportError):  # the server was killed
+                traceback.print_exc()
+                sys.stderr.flush()
+        os._exit(0)
     if kill_after:
         time.sleep(kill_after)
         os.kill(child, signal.SIGKILL)
     with _killed_after(child, _PATIENCE):
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if visitor:
+        with _killed_after(visitor, _GRACE):
+            os.waitpid(visitor, 0)
+    return code
+
+
+def _visit(operation: Operation, work: Path, server: int, log: Path, acknowledged: Path) -> None:
+    """Send the requests of an operation to its server, and end it."""
+    os.chdir(work)
+    while (found := re.search(r"Lookalike is at (\S+)", log.read_text())) is None:
+        time.sleep(0.02)
+    with Client(found[1], seconds=_PATIENCE) as client:
+        for visit in operation.visits:
+            with contextlib.suppress(ApiError):  # of an accident
+                for key in visit(client):
+                    with acknowledged.open("a") as file:
+                        file.write(f"{key}\n")
+    os.kill(server, signal.SIGTERM)
 
 
 def _arrange(operation: Operation) -> None:
@@ -479,8 +515,8 @@ def _check(gallery: Gallery, asked: str, epochs: Sequence[Epoch], with_picture: 
     hits = [(hit.key, hit.score) for hit in found]
 
     def explains(epoch: Epoch) -> bool:
-        asking = epoch[-1:] if with_picture else epoch
-        queries = [state.vectors[asked] for state in asking if asked in state.vectors]
+        queries = [state.vectors[asked] for state in epoch if asked in state.vectors]
+        queries = queries[-1:] if with_picture else queries
         return all(
             any(
                 abs(float(query @ state.vectors[key]) - score) < _EXACT
@@ -553,6 +589,7 @@ class Site:
 
     def __init__(self, out: Path) -> None:
         self.out, self.work, self.log = out, out / "work", out / "log"
+        self.acknowledged = out / "acknowledged"
         self._courses: dict[str, Course] = {}
 
     def _restore(self, stage: Path) -> None:
@@ -639,13 +676,14 @@ class Site:
         if operation.beside and accident != "power":  # which ends all processes
             beside = Beside(operation.beside, self.work, self.out / "beside.log")
         try:
-            code = run(operation, self.work, happen, self.log, seconds)
+            code = run(operation, self.work, happen, self.log, seconds, self.acknowledged)
         finally:
             os.fsync = fsync
             if beside:
                 beside.stop()
         text = self.log.read_text()
-        if accident in ("full", "broken") and (code == 70 or "Traceback" in text):
+        logs = operation.words[0] == "serve"  # for its operator; the visitor gets a line
+        if accident in ("full", "broken") and (code == 70 or ("Traceback" in text and not logs)):
             raise BrokenPromiseError(f"a traceback:\n{text}")
         if accident in ("full", "broken") and code not in (0, 1, 3):
             raise BrokenPromiseError(f"exit code {code}:\n{text}")
@@ -677,6 +715,11 @@ class Site:
         for key in left.items:
             if not any(key in state.items and left.has(key, state) for state in states):
                 raise BrokenPromiseError(f"{key} is neither as before nor as after")
+        told = self.acknowledged.read_text().split() if course.operation.visits else []
+        for key in told:
+            is_there = key in left.items and key in after.items and left.has(key, after)
+            if not (is_there or key not in left.items | after.items):
+                raise BrokenPromiseError(f"{key} was acknowledged, and is not there")
         for key, place in (sight.places if sight else {}).items():
             if key in after.items and at.get(key, -1) < place:
                 raise BrokenPromiseError(f"{key} was seen, and is lost")

@@ -12,6 +12,7 @@ import numpy as np
 
 from retrieval import Gallery
 from retrieval.storage.records import FileStamp, NewItem
+from serve.client import Client, Image
 from tests.conftest import draw, draw_classes, lookalike_here
 from tests.retrieval.filling import DIM, unit_vectors
 from tests.serve.model import write_model
@@ -21,6 +22,9 @@ _SIGNAL = 6  # dimensions
 _BRIDGE = ("--bridge", "100", "--batch-size", "8")
 _NOTHING_MORE = ("--minutes", "0")  # than was tried before
 _QUICK = ("--set", "steps=5", "--set", "folds=2", "--set", "powers=[0.5]")
+
+
+Visit = Callable[[Client], list[str]]
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class Operation:
         commit_items: Images that a bridge commits at once; 0 for as many as usual.
         vanishing: Folder that is deleted after the command has listed its files.
         calibrates: Whether a calibration follows the change, as a change of its own.
+        visits: Requests to the server that the command is, one after the other, after which it is stopped;
+            each returns the keys of items whose change was acknowledged.
         code: Its exit code without an accident.
     """
 
@@ -51,6 +57,7 @@ class Operation:
     commit_items: int = 0
     vanishing: str = ""
     calibrates: bool = False
+    visits: tuple[Visit, ...] = ()
     code: int = 0
 
 
@@ -195,6 +202,40 @@ def _older_database() -> None:
     shutil.move("earlier.db", Path(GALLERY, "gallery.db"))
 
 
+def _add(name: str) -> Visit:
+    def visit(client: Client) -> list[str]:
+        (added,) = client.add([Path("more/black", name)], label="black")
+        return [added.key] if isinstance(added, Image) else []
+
+    return visit
+
+
+def _label(client: Client) -> list[str]:
+    return [client.update(client.image("red/0.png").id, label="seen").key]
+
+
+def _relabel(client: Client) -> list[str]:
+    images = [client.image(f"red/{number}.png") for number in (1, 2)]
+    client.relabel((image, "seen") for image in images)
+    return [image.key for image in images]
+
+
+def _remove(client: Client) -> list[str]:
+    image = client.image("blue/0.png")
+    client.remove(image.id)
+    return [image.key]
+
+
+def _work(kind: str) -> Visit:
+    def visit(client: Client) -> list[str]:
+        client.wait(client.start_job(kind).id, every=0.02)
+        return []
+
+    return visit
+
+
+_SERVE = ("serve", GALLERY, "--port", "0", "--allow-changes")
+_UP = ("--port", "0", "--no-browser")
 OPERATIONS = {
     "build": Operation(
         ("index", "build", "new", "photos", "--model", "model.onnx"), _pictures, whole=False, target="new"
@@ -258,4 +299,21 @@ OPERATIONS = {
     "teach --undo": Operation(("teach", GALLERY, "--undo"), _taught),
     "adapt": Operation(("adapt", GALLERY, "--power", "0.5"), _uneven),
     "adapt --undo": Operation(("adapt", GALLERY, "--undo"), _adapted),
+    "up": Operation(
+        ("up", "photos", "--gallery", "new", "--model", "model.onnx", *_UP),
+        _pictures,
+        whole=False,
+        target="new",
+    ),
+    "up, again": Operation(("up", "photos", "--gallery", GALLERY, *_UP), _changed_before, whole=False),
+    "serve --allow-changes": Operation(
+        _SERVE,
+        _pictures,
+        whole=False,
+        visits=(
+            *(_add(f"{number}.png") for number in range(20, 25)),
+            *(_label, _relabel, _work("duplicates"), _remove),
+        ),
+    ),
+    "serve, job of a calibration": Operation(_SERVE, _vectors, visits=(_work("calibration"),)),
 }
