@@ -101,7 +101,8 @@ def test_score_is_that_of_the_held_out_pairs(tmp_path: Path, compared: Path, kin
     metric = {"label": "auc", "score": "spearman"}[kind]
     expected = roc_auc_score(values, cosines) if kind == "label" else spearmanr(cosines, values).statistic
     last = [record for record in ours.run.metrics() if metric in record][-1]
-    assert last[metric] == pytest.approx(expected, abs=1e-5)
+    # Two cosines that rounding orders one way here and the other there change a correlation of ranks.
+    assert last[metric] == pytest.approx(expected, abs=1e-5 if kind == "label" else 5e-4)
     assert last[f"{metric}_low"] < last[metric] < last[f"{metric}_high"]
     assert facts["metric"] == metric
     assert "recall_at_1" not in last
