@@ -471,7 +471,8 @@ class Comparison:
         return f"{uploads.relative_to(root).as_posix()}/" if str(uploads) != root else ""
 
     def _count(self, condition: str) -> int:
-        return int(self._db.execute(f"SELECT count(*) FROM files WHERE {condition}").fetchone()[0])
+        with self._errors():
+            return int(self._db.execute(f"SELECT count(*) FROM files WHERE {condition}").fetchone()[0])
 
     @property
     def unchanged(self) -> int:

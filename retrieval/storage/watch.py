@@ -66,6 +66,8 @@ class Watch:
     def state(self) -> GalleryState:
         """Return the committed state, read in one transaction; `changed()` compares with it from now on."""
         with self._lock, database.convert_errors(self._folder):
+            if self._db.in_transaction:  # its end failed, as on an error of the disk
+                self._db.execute("ROLLBACK")
             self._db.execute("BEGIN")
             try:
                 segments = tuple(Segment(*row) for row in self._db.execute(SEGMENTS))

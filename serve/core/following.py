@@ -66,7 +66,16 @@ class Follower:
     def _run(self) -> None:
         try:
             with progress_listener(self._observe):
-                self._follow()
+                while not self._stop.is_set():
+                    try:
+                        self._follow()
+                        break
+                    except (
+                        LookalikeError,
+                        OSError,
+                    ) as error:  # such as of a disk, while the gallery is opened
+                        _log.error("the folder is followed again in %g seconds: %s", SECONDS, error)
+                    self._stop.wait(SECONDS)
         except KeyboardInterrupt as stopped:  # of `_observe`
             self.interrupted = str(stopped)
         except Exception:
@@ -87,8 +96,8 @@ class Follower:
         """Add the images with their table, which a watch does not know; again, until that succeeds."""
         problem = ""
         while not self._stop.is_set():
-            gallery.refresh()
             try:
+                gallery.refresh()
                 done = gallery.add_sources(self._sources, reindex=True, command="up", show_progress=True)
             except (LookalikeError, OSError) as error:
                 if str(error) != problem:

@@ -21,6 +21,7 @@ from retrieval.storage.items import ItemWriter
 from retrieval.storage.records import BadFile, Change, FileStamp, IndexSpec, NewItem, Value
 from retrieval.storage.schema import TABLES
 from retrieval.storage.store import Store
+from retrieval.storage.watch import Watch
 from retrieval.upkeep.compact import compact
 from retrieval.upkeep.successor import exchange
 from retrieval.upkeep.verify import verify
@@ -383,3 +384,13 @@ def test_the_next_writer_replaces_missing_and_older_indexes(gallery: Gallery) ->
 def _indexes(gallery: Gallery) -> dict[str, str]:
     query = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND tbl_name = 'items'"
     return dict(gallery.store.select(query))
+
+
+def test_state_is_read_after_a_transaction_that_could_not_be_ended(tmp_path: Path) -> None:
+    """As on an error of the disk: the next look works, and sees what was committed since."""
+    gallery = bare_gallery(tmp_path / "g")
+    watch = Watch(gallery.folder)
+    before = watch.state()
+    watch._db.execute("BEGIN")
+    commit(gallery, ["a"])
+    assert len(watch.state().segments) == len(before.segments) + 1
