@@ -166,12 +166,13 @@ class _Work:
             if follower.interrupted:
                 print_status(follower.interrupted)
 
-    def _report(self, gallery: Gallery, event: Event) -> None:
+    def _report(self, gallery: Gallery | None, event: Event) -> None:
         from retrieval.commands.ingest import print_details, summary
 
         if isinstance(event, LookalikeError | OSError):
             print_status(f"lookalike: {event}")
             return
+        assert gallery is not None
         print_status(summary(gallery, event))
         print_details(event)
         if not self._has_advised:

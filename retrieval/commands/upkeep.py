@@ -208,10 +208,7 @@ def _info(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("model", facts["fingerprint"]),
         ("text search", "yes" if facts["texts"] else "no: there is no text encoder"),
     ]
-    if facts["provider"]:
-        lines.append(("created by", facts["provider"]))
-    if facts["precision"]:
-        lines.append(("precision", str(Precision.from_dict(facts["precision"]))))
+    lines += _computed(facts)
     lines += [("images in", f"{root} ({count})") for root, count in facts["roots"].items()]
     lines += _columns(facts)
     parts = ", ".join(f"{name} {size_text(size)}" for name, size in facts["bytes"].items() if name != "all")
@@ -219,6 +216,14 @@ def _info(facts: dict[str, Any]) -> list[tuple[str, str]]:
     for run in facts["runs"]:
         done = ", ".join(f"{name} {count}" for name, count in run["counts"].items() if count)
         lines.append(("run", f"{run['started']}  {run['command']}  {done}".rstrip()))
+    return lines
+
+
+def _computed(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows that say where and how precisely the model has run."""
+    lines = [("created by", facts["provider"])] if facts["provider"] else []
+    if facts["precision"]:
+        lines.append(("precision", str(Precision.from_dict(facts["precision"]))))
     return lines
 
 
@@ -233,11 +238,7 @@ def _store_info(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("model", facts["fingerprint"]),
         ("text search", "yes" if facts["texts"] else "no: there is no text encoder"),
     ]
-    if facts["provider"]:
-        lines.append(("created by", facts["provider"]))
-    if facts["precision"]:
-        lines.append(("precision", str(Precision.from_dict(facts["precision"]))))
-    lines += _columns(facts)
+    lines += [*_computed(facts), *_columns(facts)]
     if (size := engine.pop("bytes", None)) is not None:
         lines.append(("disk space", size_text(size)))
     return lines + [(name, str(value)) for name, value in engine.items() if value is not None]

@@ -13,7 +13,7 @@ from retrieval.metrics.inputs import build_inputs
 from retrieval.metrics.ranking import rank
 from retrieval.metrics.statistics import bootstrap_intervals
 from retrieval.metrics.table import METRICS, Evidence
-from retrieval.search.groups import whole_products
+from retrieval.search.groups import class_sizes, whole_products
 
 _NEIGHBOURS = 10
 
@@ -81,8 +81,7 @@ def bridge_cost(
     given = np.array([labels[row] or "" for row in named.tolist()], str)
     names = np.unique(given, return_inverse=True)[1]
     views = None if products is None else whole_products(products[named], names)
-    to_find = np.unique(np.stack([names, named if views is None else views]), axis=1)[0]
-    kept = np.bincount(to_find)[names] > 1
+    kept = class_sizes(names, views)[names] > 1
     rows, classes, views = named[kept], names[kept], None if views is None else views[kept]
     ways = (old, old), (new, new), (new, bridged)
     if len(np.unique(classes)) < 2:

@@ -28,7 +28,7 @@ from retrieval.galleries.searchable import SearchableGallery
 from retrieval.images.location import shown
 from retrieval.ingest.store_transfer import StoreImport, types_of
 from retrieval.ingest.tables import TableReport, import_pyarrow
-from retrieval.ingest.vector_files import UNITS, Chunk, NpyVectors, VectorFile, open_vectors
+from retrieval.ingest.vector_files import UNITS, Chunk, NpyVectors, ParquetVectors, VectorFile, open_vectors
 from retrieval.ingest.vector_items import COLUMNS, VectorItems
 from retrieval.ingest.vector_shards import ShardVectors
 from retrieval.model.embedder import Embedder
@@ -324,7 +324,8 @@ def import_into_database(
 
 def _use_units(gallery: SearchableGallery, file: VectorFile) -> None:
     """Give a new gallery the products and parts of pictures that the exported one had."""
-    if units := known_units(file.units, item_columns(file.names)):
+    said = file.units if isinstance(file, ParquetVectors) else {}
+    if units := known_units(said, item_columns(file.names)):
         gallery.writer.use_manifest(replace(gallery.manifest, **units))
         gallery.refresh()
 

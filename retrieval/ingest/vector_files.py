@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import IO, Any, Protocol
 
 import numpy as np
@@ -53,14 +52,12 @@ class VectorFile(Protocol):
         count: Number of vectors.
         dim: Their dimension.
         names: Names of the other columns.
-        units: What the file says of `Manifest.units`; it may be wrong.
     """
 
     path: Path
     count: int
     dim: int
     names: tuple[str, ...]
-    units: Mapping[str, object]
 
     def chunks(self, rows: int) -> Iterator[Chunk]:
         """Yield all rows in chunks of up to `rows`.
@@ -96,8 +93,6 @@ class NpyVectors:
         report: What does not fit the types of the columns.
     """
 
-    units: Mapping[str, object] = MappingProxyType({})
-
     def __init__(self, path: Path) -> None:
         self.path = path
         with _readable(path), path.open("rb") as file:
@@ -120,8 +115,6 @@ class NpyVectors:
 
 class NpzVectors:
     """Vectors and columns of a `.npz` file."""
-
-    units: Mapping[str, object] = MappingProxyType({})
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -160,7 +153,11 @@ class NpzVectors:
 
 
 class ParquetVectors:
-    """Vectors and columns of a Parquet file."""
+    """Vectors and columns of a Parquet file.
+
+    Attributes:
+        units: What the file says of `Manifest.units`; it may be wrong.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path

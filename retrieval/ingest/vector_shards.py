@@ -19,12 +19,11 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -272,7 +271,7 @@ class ShardVectors:
     not in `names`.
 
     Attributes:
-        path, count, dim, names, units: See `retrieval.ingest.vector_files.VectorFile`.
+        path, count, dim, names: See `retrieval.ingest.vector_files.VectorFile`.
         origin: Model that computed the vectors.
 
     Args:
@@ -281,8 +280,6 @@ class ShardVectors:
     Raises:
         InputError: There are no shards, or shards of several models.
     """
-
-    units: Mapping[str, object] = MappingProxyType({})
 
     def __init__(self, folder: str | Path) -> None:
         self._shards = VectorShards(folder)

@@ -268,3 +268,15 @@ def whole_products(products: np.ndarray | None, classes: np.ndarray) -> np.ndarr
         return None
     pairs = np.unique(np.stack([classes, products])[:, classes >= 0], axis=1)
     return products if (np.bincount(pairs[0].astype(np.int64)) > 1).any() else None
+
+
+def class_sizes(classes: np.ndarray, products: np.ndarray | None = None) -> np.ndarray:
+    """Return the number of images of each class, or of its products, int64 [largest class + 1].
+
+    Args:
+        classes: Class of each image, int [n], from 0.
+        products: Product of each, int64 [n]; `None` to count images.
+    """
+    if products is None:
+        return np.bincount(classes)
+    return np.bincount(np.unique(np.stack([classes, products]), axis=1)[0])

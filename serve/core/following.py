@@ -39,7 +39,8 @@ class Follower:
         service: The gallery.
         sources: Images and metadata to begin with.
         folder: Folder to watch after that; `None` to end then.
-        report: Receives the gallery and the result or error of each run, in the thread.
+        report: Receives the gallery, `None` if it could not be opened, and the result or error of each run,
+            in the thread.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Follower:
         service: SearchService,
         sources: Sources,
         folder: Path | None,
-        report: Callable[[Gallery, Event], None],
+        report: Callable[[Gallery | None, Event], None],
     ) -> None:
         self.interrupted = ""
         self._service, self._sources, self._folder, self._report = service, sources, folder, report
@@ -66,16 +67,7 @@ class Follower:
     def _run(self) -> None:
         try:
             with progress_listener(self._observe):
-                while not self._stop.is_set():
-                    try:
-                        self._follow()
-                        break
-                    except (
-                        LookalikeError,
-                        OSError,
-                    ) as error:  # such as of a disk, while the gallery is opened
-                        _log.error("the folder is followed again in %g seconds: %s", SECONDS, error)
-                    self._stop.wait(SECONDS)
+                self._follow()
         except KeyboardInterrupt as stopped:  # of `_observe`
             self.interrupted = str(stopped)
         except Exception:
@@ -84,32 +76,38 @@ class Follower:
             self._service.indexing = None
 
     def _follow(self) -> None:
-        gallery = self._open()
-        self._fill(gallery)
-        for event in gallery.watch(self._folder, show_progress=True, stop=self._stop) if self._folder else ():
-            self._service.indexing = None
-            self._report(gallery, event)
-            if isinstance(event, IngestResult) and event.added and self._sources.metadata is not None:
-                self._fill(gallery)
-
-    def _fill(self, gallery: Gallery) -> None:
-        """Add the images with their table, which a watch does not know; again, until that succeeds."""
-        problem = ""
+        """Fill the gallery, then watch the folder; begin again after an error, as beside another writer."""
+        gallery, problem = None, ""
         while not self._stop.is_set():
             try:
-                gallery.refresh()
-                done = gallery.add_sources(self._sources, reindex=True, command="up", show_progress=True)
+                if gallery is None:
+                    gallery = self._open()
+                self._fill(gallery)
+                if self._folder is not None:
+                    self._watch(gallery, self._folder)
+                break
             except (LookalikeError, OSError) as error:
                 if str(error) != problem:
                     self._report(gallery, error)
                 problem = str(error)
-            else:
-                self._report(gallery, done)
+            self._service.indexing = None
+            if self._folder is None:
                 break
-            finally:
-                self._service.indexing = None
-            if self._folder is None or self._stop.wait(SECONDS):
-                break
+            self._stop.wait(SECONDS)
+
+    def _fill(self, gallery: Gallery) -> None:
+        """Add the images with their table, which a watch does not know."""
+        gallery.refresh()
+        done = gallery.add_sources(self._sources, reindex=True, command="up", show_progress=True)
+        self._report(gallery, done)
+        self._service.indexing = None
+
+    def _watch(self, gallery: Gallery, folder: Path) -> None:
+        for event in gallery.watch(folder, show_progress=True, stop=self._stop):
+            self._service.indexing = None
+            self._report(gallery, event)
+            if isinstance(event, IngestResult) and event.added and self._sources.metadata is not None:
+                self._fill(gallery)
 
     def _open(self) -> Gallery:
         served = self._service.gallery.embedder

@@ -63,6 +63,7 @@ _K = 5  # hits of a reader
 _EXACT = 1e-4  # of scores
 _NAMES = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f-]{15,}|[0-9a-f]{16,}|\d+")
 _PATIENCE = 60.0  # seconds of a step of the harness
+ACKNOWLEDGED = "acknowledged"
 _GRACE = 2.0  # seconds for a visitor whose server has ended
 
 
@@ -194,7 +195,6 @@ def run(
     at_step: Callable[[int], None] | None,
     log: Path,
     kill_after: float = 0.0,
-    acknowledged: Path | None = None,
 ) -> int:
     """Run a command in a folder, in a forked process. Return its exit code, negative if it was killed.
 
@@ -202,12 +202,12 @@ def run(
         operation: The command.
         work: The folder.
         at_step: Called with the number of each step, from 1; it may end the process or raise.
-        log: Gets what it prints.
+        log: Gets what it prints. The file `ACKNOWLEDGED` beside it gets the keys of the items whose change a
+            server has acknowledged.
         kill_after: Seconds after which it is killed; 0 for not at all.
-        acknowledged: Gets the keys of the items whose change a server has acknowledged.
     """
-    told = acknowledged or Path(os.devnull)
-    for file in (log, told):
+    acknowledged = log.with_name(ACKNOWLEDGED)
+    for file in (log, acknowledged):
         file.write_text("")
     child = os.fork()
     if child == 0:
@@ -232,7 +232,7 @@ def run(
     visitor = os.fork() if operation.visits else 0
     if operation.visits and visitor == 0:
         try:
-            _visit(operation, work, child, log, told)
+            _visit(operation, work, child, log, acknowledged)
         except BaseException:
             if not isinstance(sys.exception(), httpx.TransportError):  # the server was killed
                 traceback.print_exc()
@@ -589,7 +589,6 @@ class Site:
 
     def __init__(self, out: Path) -> None:
         self.out, self.work, self.log = out, out / "work", out / "log"
-        self.acknowledged = out / "acknowledged"
         self._courses: dict[str, Course] = {}
 
     def _restore(self, stage: Path) -> None:
@@ -676,7 +675,7 @@ class Site:
         if operation.beside and accident != "power":  # which ends all processes
             beside = Beside(operation.beside, self.work, self.out / "beside.log")
         try:
-            code = run(operation, self.work, happen, self.log, seconds, self.acknowledged)
+            code = run(operation, self.work, happen, self.log, seconds)
         finally:
             os.fsync = fsync
             if beside:
@@ -715,8 +714,7 @@ class Site:
         for key in left.items:
             if not any(key in state.items and left.has(key, state) for state in states):
                 raise BrokenPromiseError(f"{key} is neither as before nor as after")
-        told = self.acknowledged.read_text().split() if course.operation.visits else []
-        for key in told:
+        for key in (self.out / ACKNOWLEDGED).read_text().split():
             is_there = key in left.items and key in after.items and left.has(key, after)
             if not (is_there or key not in left.items | after.items):
                 raise BrokenPromiseError(f"{key} was acknowledged, and is not there")

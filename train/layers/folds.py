@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from retrieval.search.groups import class_sizes
 from train.layers.whitening import FEWEST_CLASSES
 
 Kind = Literal["known", "unseen"]
@@ -75,12 +76,10 @@ class Folds:
             fold_of[random.permutation(len(sizes))] = np.arange(len(sizes)) % count
         self.class_fold = fold_of[self._numbers]
         self.searched = self._choose_searched(sizes, ranks, most)
-        counts = np.bincount(self._numbers[self.searched], minlength=len(sizes))
+        numbers = self._numbers[self.searched]
+        counts = class_sizes(numbers, None if products is None else products[self.searched])
         self.answerable = np.zeros(len(classes), bool)
-        if products is not None:
-            pairs = np.stack([self._numbers[self.searched], products[self.searched]])
-            counts = np.bincount(np.unique(pairs, axis=1)[0], minlength=len(sizes))
-        self.answerable[self.searched] = counts[self._numbers[self.searched]] > 1
+        self.answerable[self.searched] = counts[numbers] > 1
 
     def _choose_searched(self, sizes: np.ndarray, ranks: np.ndarray, most: int) -> np.ndarray:
         kept = np.minimum(sizes, _MOST_OF_A_CLASS)

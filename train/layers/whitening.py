@@ -21,7 +21,7 @@ from retrieval.metrics import per_query
 from retrieval.metrics.inputs import build_inputs
 from retrieval.metrics.statistics import bootstrap_intervals
 from retrieval.model.layer import Layer
-from retrieval.search.groups import whole_products
+from retrieval.search.groups import class_sizes, whole_products
 from retrieval.text import pluralize
 from train.layers.components import FEW, fit_starts
 from train.layers.copies import embed_copies
@@ -211,9 +211,7 @@ def gain_by_labels(
         InputError: There are too few images or classes with two images, or two products.
     """
     _, numbers, sizes = np.unique(classes, return_inverse=True, return_counts=True)
-    hits = np.arange(len(classes)) if products is None else products
-    to_find = np.bincount(np.unique(np.stack([numbers, hits]), axis=1)[0])
-    rows = np.flatnonzero((to_find[numbers] > 1) & (classes != NO_CLASS))
+    rows = np.flatnonzero((class_sizes(numbers, products)[numbers] > 1) & (classes != NO_CLASS))
     if len(np.unique(numbers[rows])) < FEWEST_CLASSES:
         what = "images" if products is None else "products"
         raise InputError(f"labels: fewer than {FEWEST_CLASSES} classes have two {what} or more")
