@@ -37,7 +37,7 @@ class Mirror(ItemTable):
     def __init__(self, folder: Path, find: Callable[[Sequence[str]], list[StoredItem]] | None = None) -> None:
         super().__init__(folder)
         self._find, self._lock, self.closed = find, Lock(), False
-        self.db.executescript(_TABLES)
+        self.run_script(_TABLES)
 
     def close(self) -> None:
         """Delete the temporary database."""
@@ -77,14 +77,14 @@ class Mirror(ItemTable):
             "SELECT id, key, root, path, label, width, height FROM gallery.items "
             "WHERE content_sha256 = ? AND content_sha256 != '' AND vector IS NOT NULL ORDER BY id"
         )
-        with self._lock, self.errors():
-            return [ItemPlace(*row) for row in self.db.execute(query, (digest,))]
+        with self._lock:
+            return [ItemPlace(*row) for row in self.select(query, (digest,))]
 
     def ids_at(self, root: str, path: str) -> list[int]:
         """Return the ids of the copied items of a file."""
         query = "SELECT id FROM gallery.items WHERE root = ? AND path = ?"
-        with self._lock, self.errors():
-            return [number for (number,) in self.db.execute(query, (root, path))]
+        with self._lock:
+            return [number for (number,) in self.select(query, (root, path))]
 
     def roots(self) -> list[str]:
         """Return the roots of the items; none if they are copied only when their files are compared."""

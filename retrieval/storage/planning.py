@@ -210,7 +210,7 @@ class ItemTable(ABC):
     def __init__(self, folder: Path) -> None:
         self.folder, self.uploads = folder, folder.resolve() / UPLOADS
         self.db = sqlite3.connect("", uri=True, isolation_level=None, check_same_thread=False)
-        self.db.executescript(_SETTINGS)
+        self.run_script(_SETTINGS)
 
     def close(self) -> None:
         """Delete the temporary database."""
@@ -231,8 +231,7 @@ class ItemTable(ABC):
             f"WITH RECURSIVE found (root) AS ({step} UNION ALL SELECT ({step} AND root > found.root) FROM "
             "found WHERE found.root IS NOT NULL) SELECT root FROM found WHERE root IS NOT NULL"
         )
-        with self.errors():
-            return [root for (root,) in self.db.execute(query)]
+        return [root for (root,) in self.select(query)]
 
     def item_files(self, after: int) -> list[tuple[int, str, str]]:
         """Return id, root and path of the next live items that have a file, by id; none at the end.
@@ -242,10 +241,7 @@ class ItemTable(ABC):
         """
         some = f"ORDER BY id LIMIT {10 * _PAGE}"
         chosen = f"{LIVE} AND path != '' AND id > ? {some}"
-        with self.errors():
-            return self.db.execute(
-                f"SELECT id, root, path FROM gallery.items AS items WHERE {chosen}", (after,)
-            ).fetchall()
+        return self.select(f"SELECT id, root, path FROM gallery.items AS items WHERE {chosen}", (after,))
 
     def parts(self) -> list[PictureParts]:
         """Return the pictures of which parts are live items."""
@@ -258,13 +254,12 @@ class ItemTable(ABC):
             f"WHERE {LIVE} AND {mark} > 1 ORDER BY id"
         )
         found: dict[tuple[str, str], PictureParts] = {}
-        with self.errors():
-            for root, path, size, content, has_whole in self.db.execute(query):
-                place, box = boxes.split(path)
-                if box and (root, place) not in found:
-                    found[root, place] = PictureParts(root, place, size, content, [""] if has_whole else [])
-                if box:
-                    found[root, place].boxes.insert(len(found[root, place].boxes) - has_whole, box)
+        for root, path, size, content, has_whole in self.select(query):
+            place, box = boxes.split(path)
+            if box and (root, place) not in found:
+                found[root, place] = PictureParts(root, place, size, content, [""] if has_whole else [])
+            if box:
+                found[root, place].boxes.insert(len(found[root, place].boxes) - has_whole, box)
         return [*found.values()]
 
     def has_namesake(self, image: ImageFile) -> bool:
@@ -276,9 +271,18 @@ class ItemTable(ABC):
     def of_picture(self, root: str, path: str) -> list[PictureItem]:
         """Return the live items of a picture, itself and its parts, by id."""
         query = f"SELECT id, path, size, mtime_ns FROM gallery.items AS items WHERE {OF_PICTURE} AND {LIVE}"
-        with self.errors():
-            rows = self.db.execute(f"{query} ORDER BY id", of_picture(root, path)).fetchall()
+        rows = self.select(f"{query} ORDER BY id", of_picture(root, path))
         return [PictureItem(item, at[len(path) :], (size, time)) for item, at, size, time in rows]
+
+    def select(self, statement: str, values: Any = ()) -> list[tuple[Any, ...]]:
+        """Run a statement on either database and return its rows, all at once."""
+        with self.errors():
+            return self.db.execute(statement, values).fetchall()
+
+    def run_script(self, statements: str) -> None:
+        """Run statements without values."""
+        with self.errors():
+            self.db.executescript(statements)
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -306,7 +310,7 @@ class StoreTable(ItemTable):
     def __init__(self, store: Store) -> None:
         super().__init__(store.folder)
         database.attach(self.db, store.folder, "gallery")
-        self.db.executescript(f"PRAGMA gallery.cache_size = -{_CACHE_KIB}; PRAGMA busy_timeout = 30000")
+        self.run_script(f"PRAGMA gallery.cache_size = -{_CACHE_KIB}; PRAGMA busy_timeout = 30000")
         self._store = store
         self._oldest = (store.manifest.bridged or 0) + 1
         with store.reading() as db:
@@ -354,8 +358,8 @@ class Comparison:
         self.below = 0
         self._unchanged = self._last = 0
         self._seen: list[np.ndarray] = []  # items of the files
-        self._db, self._errors = table.db, table.errors
-        self._db.executescript(_TABLES)
+        self._db, self._select, self._errors = table.db, table.select, table.errors
+        table.run_script(_TABLES)
 
     # ---- files
 
@@ -370,10 +374,9 @@ class Comparison:
             "INSERT INTO files SELECT chunk.*, state, item, item_key, item_label FROM verdicts "
             "JOIN chunk USING (n) WHERE state IS NOT NULL"
         )
-        with self._errors():
-            seen = self._db.execute("SELECT item FROM verdicts WHERE item IS NOT NULL").fetchall()
-            self._db.execute(insert)
-            ((unchanged,),) = self._db.execute("SELECT count(*) FROM verdicts WHERE state IS NULL")
+        seen = self._select("SELECT item FROM verdicts WHERE item IS NOT NULL")
+        self._select(insert)
+        ((unchanged,),) = self._select("SELECT count(*) FROM verdicts WHERE state IS NULL")
         self._note_seen([item for (item,) in seen])
         self._unchanged += unchanged
 
@@ -391,9 +394,7 @@ class Comparison:
         if len(roots) > 1 or self._uploads_below(root := next(iter(roots))) is not None:
             return files
         most = len(paths) + _PAGE
-        values = (root, min(paths), max(paths), most)
-        with self._errors():
-            rows = self._db.execute(_ITEMS_BETWEEN, values).fetchall()
+        rows = self._select(_ITEMS_BETWEEN, (root, min(paths), max(paths), most))
         if len(rows) == most:  # items of other folders are in between
             return files
         # Of several items of a file, the newest counts.
@@ -418,11 +419,10 @@ class Comparison:
         """Add files that count only as new places of moved files."""
         self.table.look_up(files)
         self._fill(files)
-        with self._errors():
-            self._db.execute(
-                f"INSERT INTO files SELECT chunk.*, {_CANDIDATE}, NULL, NULL, NULL FROM verdicts "
-                f"JOIN chunk USING (n) WHERE state = {_TODO} AND item IS NULL"
-            )
+        self._select(
+            f"INSERT INTO files SELECT chunk.*, {_CANDIDATE}, NULL, NULL, NULL FROM verdicts "
+            f"JOIN chunk USING (n) WHERE state = {_TODO} AND item IS NULL"
+        )
 
     def _fill(self, files: Sequence[ImageFile | BadFile]) -> None:
         prefixes: dict[str, str | None] = {}  # of the paths of uploads below a root
@@ -445,7 +445,7 @@ class Comparison:
         self._last += len(rows)
         with self._errors():
             self._write_chunk(rows)
-            self._db.execute(_COMPARE, self._options)
+        self._select(_COMPARE, self._options)
 
     def _write_chunk(self, rows: Sequence[Sequence[object]]) -> None:
         db = self._db
@@ -471,8 +471,7 @@ class Comparison:
         return f"{uploads.relative_to(root).as_posix()}/" if str(uploads) != root else ""
 
     def _count(self, condition: str) -> int:
-        with self._errors():
-            return int(self._db.execute(f"SELECT count(*) FROM files WHERE {condition}").fetchone()[0])
+        return int(self._select(f"SELECT count(*) FROM files WHERE {condition}")[0][0])
 
     @property
     def unchanged(self) -> int:
@@ -529,7 +528,7 @@ class Comparison:
     def repeated_key(self) -> str | None:
         """Return a key that the user gave to two files; `None` if there is none."""
         query = "SELECT key FROM files WHERE key IS NOT NULL GROUP BY key HAVING count(*) > 1 LIMIT 1"
-        return next((key for (key,) in self._db.execute(query)), None)
+        return next((key for (key,) in self._select(query)), None)
 
     def renamed(self) -> list[int]:
         """Return the ids of items whose file has an item with another key since, as given by the user."""
@@ -540,8 +539,7 @@ class Comparison:
             "FROM gallery.items AS new WHERE new.root = files.root AND new.path = files.path "
             "AND new.path != '' AND new.deleted_at IS NULL AND new.key = files.key)"
         )
-        with self._errors():
-            return [item for (item,) in self._db.execute(query)]
+        return [item for (item,) in self._select(query)]
 
     # ---- contents
 
@@ -567,15 +565,17 @@ class Comparison:
             f"ELSE {_DONE} END"
         )
         rows = [{"n": n, "same": same} for n, same in verdicts]
-        self._db.execute("BEGIN")
-        self._db.executemany(f"UPDATE files SET state = {state} WHERE n = :n", rows)
-        done = self._db.execute(f"DELETE FROM files WHERE state = {_DONE}").rowcount
-        self._db.execute("COMMIT")
+        with self._errors():
+            self._db.execute("BEGIN")
+            self._db.executemany(f"UPDATE files SET state = {state} WHERE n = :n", rows)
+            done = self._db.execute(f"DELETE FROM files WHERE state = {_DONE}").rowcount
+            self._db.execute("COMMIT")
         self._unchanged += done
 
     def note_added(self, contents: Sequence[str]) -> None:
         """Record the SHA-256 of files that were added to the gallery."""
-        self._db.executemany("INSERT INTO added VALUES (?)", ((content,) for content in contents))
+        with self._errors():
+            self._db.executemany("INSERT INTO added VALUES (?)", ((content,) for content in contents))
 
     def duplicates(self) -> list[list[str]]:
         """Return the keys of items with the same bytes, in groups that have at least one added item."""
@@ -585,9 +585,7 @@ class Comparison:
             f"JOIN gallery.items AS items ON {same} WHERE EXISTS (SELECT 1 FROM gallery.items AS items "
             f"WHERE {same} LIMIT 1 OFFSET 1) ORDER BY content, items.id"
         )
-        with self._errors():
-            rows = self._db.execute(query).fetchall()
-        groups = [[key for _, key in rows] for _, rows in groupby(rows, itemgetter(0))]
+        groups = [[key for _, key in rows] for _, rows in groupby(self._select(query), itemgetter(0))]
         return sorted(groups)
 
     # ---- items whose file is gone
@@ -595,13 +593,13 @@ class Comparison:
     @property
     def gone_count(self) -> int:
         """Number of items whose file is gone, without those that moved."""
-        return int(self._db.execute("SELECT count(*) FROM gone WHERE n IS NULL").fetchone()[0])
+        return int(self._select("SELECT count(*) FROM gone WHERE n IS NULL")[0][0])
 
     @property
     def gone_pictures(self) -> int:
         """Number of the files of these items: a picture and its parts have one."""
         files = f"SELECT DISTINCT root, {PICTURE_PATH} FROM gone WHERE n IS NULL"
-        return int(self._db.execute(f"SELECT count(*) FROM ({files})").fetchone()[0])
+        return int(self._select(f"SELECT count(*) FROM ({files})")[0][0])
 
     def unseen(self, root: str, low: str, high: str | None) -> Iterator[list[tuple[int, str]]]:
         """Yield id and path of the items for which no file was added, some at a time.
@@ -618,17 +616,16 @@ class Comparison:
         seen = np.unique(np.concatenate([np.empty(0, np.int64), *self._seen]))
         self._seen = [seen]
         while start is not None:
-            with self._errors():
-                values = {"root": root, "low": start, "high": high}
-                end = (self._db.execute(bound, values).fetchone() or (None,))[0]
-                values["high"] = high if end is None else end
-                # One text instead of a Python object for each row.
-                ((text,),) = self._db.execute(f"SELECT group_concat(id) {chosen} {before}", values)
-                ids = np.fromstring(text or "", np.int64, sep=",")
-                places = np.searchsorted(seen, ids)
-                unseen = ids[np.append(seen, -1)[places] != ids]
-                listed = f"SELECT id, path FROM gallery.items AS items WHERE id IN {LISTED}"
-                found = self._db.execute(listed, (json.dumps(unseen.tolist()),)).fetchall()
+            values = {"root": root, "low": start, "high": high}
+            end = next((path for (path,) in self._select(bound, values)), None)
+            values["high"] = high if end is None else end
+            # One text instead of a Python object for each row.
+            ((text,),) = self._select(f"SELECT group_concat(id) {chosen} {before}", values)
+            ids = np.fromstring(text or "", np.int64, sep=",")
+            places = np.searchsorted(seen, ids)
+            unseen = ids[np.append(seen, -1)[places] != ids]
+            listed = f"SELECT id, path FROM gallery.items AS items WHERE id IN {LISTED}"
+            found = self._select(listed, (json.dumps(unseen.tolist()),))
             self.below += len(ids)
             yield found
             start = end
@@ -661,11 +658,11 @@ class Comparison:
             "SELECT item FROM gone WHERE content = ? AND n IS NULL AND coalesce((SELECT files.key FROM files "
             "WHERE files.n = ?) = gone.key, 1) ORDER BY item LIMIT 1"
         )
-        found = self._db.execute(query, (content, number)).fetchone()
-        if found is None:
+        found = self._select(query, (content, number))
+        if not found:
             return False
-        self._db.execute("UPDATE gone SET n = ? WHERE item = ?", (number, *found))
-        self._db.execute(f"UPDATE files SET state = {_MOVED} WHERE n = ?", (number,))
+        self._select("UPDATE gone SET n = ? WHERE item = ?", (number, *found[0]))
+        self._select(f"UPDATE files SET state = {_MOVED} WHERE n = ?", (number,))
         return True
 
     def moved(self) -> Iterator[tuple[ImageFile, ItemPlace]]:
@@ -684,19 +681,18 @@ class Comparison:
 
     def gone_paths(self) -> list[str]:
         """Return the full paths of the gone items, sorted."""
-        rows = self._db.execute("SELECT root, path FROM gone WHERE n IS NULL")
+        rows = self._select("SELECT root, path FROM gone WHERE n IS NULL")
         return sorted(str(Path(root, path)) for root, path in rows)
 
     def gone_example(self) -> str:
         """Return the path of one of the gone items."""
         query = "SELECT root, path FROM gone WHERE n IS NULL ORDER BY root, path LIMIT 1"
-        return str(Path(*self._db.execute(query).fetchone()))
+        return str(Path(*self._select(query)[0]))
 
     def gone_roots(self) -> list[str]:
         """Return the roots of the gone items."""
         return [
-            root
-            for (root,) in self._db.execute("SELECT DISTINCT root FROM gone WHERE n IS NULL ORDER BY root")
+            root for (root,) in self._select("SELECT DISTINCT root FROM gone WHERE n IS NULL ORDER BY root")
         ]
 
     def gone_items(self) -> Iterator[list[int]]:
@@ -726,8 +722,7 @@ class Comparison:
         """Yield the rows of a query a part at a time, by the number in their first column."""
         last = 0
         while True:
-            with self._errors():
-                rows = self._db.execute(query, (last,)).fetchall()
+            rows = self._select(query, (last,))
             if not rows:
                 return
             last = rows[-1][0]

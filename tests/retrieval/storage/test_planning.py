@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
 import tempfile
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -147,3 +150,69 @@ def test_full_disk_of_the_temporary_database(tmp_path: Path, monkeypatch: pytest
         pytest.raises(LookalikeError, match=r"disk is full;.*SQLITE_TMPDIR"),
     ):
         Comparison(table).add([ImageFile("/a", f"{number}" * 50, 1, 1) for number in range(5000)])
+
+
+class _Failing(sqlite3.Connection):
+    """Connection whose statement of one number fails, as on a disk that does.
+
+    Attributes:
+        left: Statements before that one.
+    """
+
+    left = 0
+
+    def _count(self) -> None:
+        _Failing.left -= 1
+        if _Failing.left == -1:
+            raise sqlite3.OperationalError("disk I/O error")
+
+    def execute(self, *given: Any) -> sqlite3.Cursor:
+        self._count()
+        return super().execute(*given)
+
+    def executemany(self, *given: Any) -> sqlite3.Cursor:
+        self._count()
+        return super().executemany(*given)
+
+    def executescript(self, *given: Any) -> sqlite3.Cursor:
+        self._count()
+        return super().executescript(*given)
+
+
+def test_each_failure_of_the_temporary_database_is_an_error_of_the_gallery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = {("/a", name): ((1, 1), "path", False) for name in ("kept", "moved", "lost")}
+    store = filled(tmp_path / "g", items, {})
+    content = "sha-/amoved"
+    monkeypatch.setattr(planning.sqlite3, "connect", partial(sqlite3.connect, factory=_Failing))
+
+    def compare() -> None:
+        with closing(StoreTable(store)) as table:
+            plan = Comparison(table, checksum=True, distinct=True)
+            plan.add([ImageFile("/a", "kept", 1, 1, id="path:/akept")])
+            plan.add_candidates([ImageFile("/a", "new", 1, 1)])
+            table.item_files(0), table.parts(), plan.repeated_key(), plan.renamed()
+            plan.settle([(number, True) for number, _, _ in plan.to_check()])
+            for root in table.roots():
+                for some in plan.unseen(root, "", None):
+                    plan.add_gone([number for number, _ in some])
+            assert [plan.match(number, content) for number, _ in plan.candidates()] == [True]
+            assert [place.path for _, place in plan.moved()] == ["moved"]
+            assert (plan.moved_count, plan.gone_count, plan.gone_pictures) == (1, 1, 1)
+            assert (plan.gone_paths(), plan.gone_example()) == (["/a/lost"], "/a/lost")
+            assert (plan.gone_roots(), len([*plan.gone_items()])) == (["/a"], 1)
+            plan.note_added([content])
+            assert plan.duplicates() == []
+
+    messages = list[str]()
+    for number in count():
+        _Failing.left = number
+        try:
+            compare()
+        except LookalikeError as error:
+            messages.append(str(error))
+        else:
+            break
+    assert len(messages) > 40
+    assert all("disk I/O error" in message for message in messages)
