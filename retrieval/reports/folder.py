@@ -13,14 +13,16 @@ from retrieval.errors import InputError
 from retrieval.evaluation.comparison import Comparison, judge_reports
 from retrieval.evaluation.gallery import check_labels, evaluate_gallery
 from retrieval.evaluation.report import REPORT_FILE, REPORTS_FOLDER, Report, json_lines, kept_reports
-from retrieval.files import write_texts
+from retrieval.files import file_lock, write_texts
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.progress import Progress
 from retrieval.reports.comparison import render_comparison
 from retrieval.reports.pages import document
 from retrieval.reports.report import render_report
+from retrieval.system import fsync_folder
 
 REPORT_PAGE = "report.html"
+_DRAFTS, _LOCK = "drafts", "LOCK"  # in the folder of reports that a gallery keeps
 
 
 def save_report(report: Report, folder: Path) -> None:
@@ -104,16 +106,19 @@ def judge_by_kept(report: Report, gallery: Path) -> Report:
 
 
 def keep_report(report: Report, gallery: Path) -> Path:
-    """Save a report in a gallery, named by its time; return its folder."""
-    name = report.created.replace(":", "")
-    for number in count(1):
-        folder = gallery / REPORTS_FOLDER / (name if number == 1 else f"{name}-{number}")
-        try:
-            folder.mkdir(parents=True)
-            break
-        except FileExistsError:  # another report of the same second
-            continue
-    save_report(report, folder)
+    """Save a report in a gallery, named by its time, as a whole or not at all; return its folder."""
+    reports = gallery / REPORTS_FOLDER
+    drafts, name = reports / _DRAFTS, report.created.replace(":", "")
+    reports.mkdir(exist_ok=True)
+    with file_lock(reports / _LOCK, lambda _: None):
+        if drafts.exists():  # of a writer that was killed
+            shutil.rmtree(drafts)
+        save_report(report, drafts / name)
+        numbered = (reports / (name if number == 1 else f"{name}-{number}") for number in count(1))
+        folder = next(path for path in numbered if not path.exists())
+        (drafts / name).rename(folder)
+        fsync_folder(reports)
+        drafts.rmdir()
     return folder
 
 

@@ -747,11 +747,10 @@ class Site:
 
 
 def _names(folder: Path) -> frozenset[str]:
-    """Return the names in a folder and in its galleries, without numbers."""
-    found = [
-        *folder.iterdir(),
-        *(path for one in folder.glob("*/gallery.db") for path in one.parent.iterdir()),
-    ]
+    """Return the names in a folder, in its galleries and among their reports, without numbers."""
+    galleries = [one.parent for one in folder.glob("*/gallery.db")]
+    found = [path for one in (folder, *galleries) for path in one.iterdir()]
+    found += [path for one in galleries for path in one.glob("reports/**/*")]
     passing = ("gallery.db-wal", "gallery.db-shm", "gallery.db-journal", "removals.log")
     return frozenset(
         _NAMES.sub("#", str(path.relative_to(folder))) for path in found if path.name not in passing

@@ -316,4 +316,8 @@ OPERATIONS = {
         ),
     ),
     "serve, job of a calibration": Operation(_SERVE, _vectors, visits=(_work("calibration"),)),
+    "serve, jobs that change nothing": Operation(
+        _SERVE, _vectors, visits=tuple(map(_work, ("evaluation", "suspects", "map", "triplets")))
+    ),
+    "evaluate": Operation(("evaluate", GALLERY), _vectors),
 }

@@ -81,6 +81,25 @@ def test_gallery_keeps_its_reports(tmp_path: Path) -> None:
     assert kept_reports(gallery.folder) == places, "incomplete reports are ignored"
 
 
+def test_what_an_evaluation_that_ended_has_left_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    gallery = filled(tmp_path / "g", ["a", "a", "b", "b"])
+    with monkeypatch.context() as patch:
+        patch.setattr(Report, "save", end)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate_and_keep(gallery)
+    assert [*gallery.folder.glob("reports/**/report.html")]
+    assert kept_reports(gallery.folder) == []
+    evaluate_and_keep(gallery)
+    (kept,) = kept_reports(gallery.folder)
+    assert {path.name for path in kept.parent.iterdir()} == {kept.name, "LOCK"}
+    assert {path.name for path in kept.iterdir()} == {"report.html", "report.json"}
+
+
 def test_beyond_the_limit_a_sample_searches_the_whole_gallery(tmp_path: Path) -> None:
     labels = [None if n % 5 == 0 else "ab"[n % 2] for n in range(60)]
     gallery = filled(tmp_path / "g", labels)
