@@ -145,6 +145,9 @@ class DatabaseView(SearchableGallery):
     ) -> None:
         super().__init__(root, runtime)
         self._folder = Path(folder)
+        self._open(address)
+
+    def _open(self, address: Address | None) -> None:
         self._known = folders.read_folder(self._folder)
         self.address = str(self._known.address)
         self.location = address or self._known.address
@@ -279,11 +282,15 @@ class DatabaseView(SearchableGallery):
         self._index_kind = str(self.engine.facts().get("index", "flat"))
 
     def changed(self) -> bool:
-        """Return whether the collection was replaced, or other facts about it; looks every few seconds.
+        """Return whether the collection was replaced, or other facts about it.
+
+        The folder is looked at each time, the database every few seconds.
 
         Raises:
             LookalikeError: The database cannot be reached.
         """
+        if self.replaced():
+            return True
         if time.monotonic() < self._checked_at + _SECONDS:
             return False
         manifest = self.engine.manifest()
@@ -297,11 +304,16 @@ class DatabaseView(SearchableGallery):
         return folders.read_folder(self._folder).uuid != self._known.uuid
 
     def refresh(self) -> None:
-        """Check that the collection is the same, and count its items.
+        """Open the collection that the folder has now, and count its items.
 
         Raises:
             StoreError: It was deleted or replaced.
         """
+        if self.replaced():
+            old, self._embedder = self.engine, None
+            self._open(folders.address_of(self._folder, self.location))
+            old.close()
+            return
         try:
             self._manifest = self._read_manifest()
         except InputError as error:

@@ -13,7 +13,7 @@ The folder is small, so each machine that adds images or serves has its own.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from retrieval.errors import InputError, LookalikeError
@@ -75,6 +75,11 @@ def create_folder(folder: Path, address: Address, collection: str, model: Embedd
         }
         write_texts(draft, {NAME: json.dumps(facts, indent=2)})
     return StoreFolder(address, collection, probes)
+
+
+def address_of(folder: Path, other: Address) -> Address:
+    """Return the address of the collection of a folder, with the password of another one."""
+    return replace(read_folder(folder).address, password=other.password)
 
 
 def read_folder(folder: Path) -> StoreFolder:

@@ -187,17 +187,6 @@ class FilesView(SearchableGallery):
         """Kind of the index; "flat" compares all vectors."""
         return str(self.index.card["kind"]) if self.index and self.index.usable else "flat"
 
-    @property
-    def embedder(self) -> Embedder:
-        """The gallery's own model, see `SearchableGallery`; the newest state if it was replaced meanwhile."""
-        try:
-            return super().embedder
-        except LookalikeError:
-            if not self.replaced():
-                raise
-        self.refresh()  # the folder has the model of its successor
-        return super().embedder
-
     def changed(self) -> bool:
         """Return whether anything was committed since this state; see `SearchableGallery.changed`."""
         return self.store.changed()

@@ -192,14 +192,25 @@ class SearchableGallery(Displayed, ABC):
     def embedder(self) -> Embedder:
         """The gallery's own model, loaded on first use and checked against the stored probe vectors.
 
+        If the gallery was replaced since it was opened, it is the newest state from then on.
+
         Raises:
             InputError: The gallery has no model.
             LookalikeError: The model is damaged, or computes other vectors on this machine.
         """
         if self._embedder is None:
-            self._keep_model(own_model(self.folder, self.manifest, self._runtime))
+            try:
+                self._load_model()
+            except LookalikeError:
+                if not self.replaced():
+                    raise
+                self.refresh()  # the folder has the model of its successor
+                self._load_model()
         assert self._embedder is not None
         return self._embedder
+
+    def _load_model(self) -> None:
+        self._keep_model(own_model(self.folder, self.manifest, self._runtime))
 
     def _keep_model(self, embedder: Embedder) -> None:
         self._embedder = embedder.of_policy(self.manifest.decode_policy)

@@ -10,7 +10,7 @@ from pathlib import Path
 from retrieval.errors import InputError, StoreError
 from retrieval.files import now
 from retrieval.galleries.database import DatabaseView
-from retrieval.galleries.database_folder import is_store
+from retrieval.galleries.database_folder import address_of, is_store
 from retrieval.images.load import DECODE_POLICY
 from retrieval.ingest.indexing import BadFilePolicy, IngestResult, finish_run, ingest
 from retrieval.ingest.sources import Scan
@@ -22,7 +22,6 @@ from retrieval.system import fsync_folder
 from retrieval.upkeep.rebuild import RebuildResult, stored_files
 from retrieval.upkeep.reprojection import old_of
 from retrieval.upkeep.store_successor import (
-    address_of,
     create_collection,
     delete,
     keep_files,

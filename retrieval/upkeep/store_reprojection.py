@@ -15,7 +15,7 @@ import numpy as np
 from retrieval.errors import InputError, StoreError
 from retrieval.files import link_or_copy
 from retrieval.galleries.database import DatabaseView
-from retrieval.galleries.database_folder import is_store, read_folder
+from retrieval.galleries.database_folder import address_of, is_store, read_folder
 from retrieval.model.embedder import Embedder
 from retrieval.model.layer import Layer
 from retrieval.progress import Progress
@@ -34,7 +34,6 @@ from retrieval.upkeep.reprojection import (
     projected,
 )
 from retrieval.upkeep.store_successor import (
-    address_of,
     create_collection,
     delete,
     keep_files,

@@ -9,12 +9,11 @@ from __future__ import annotations
 import secrets
 import shutil
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 from retrieval.files import link_or_copy
 from retrieval.galleries.database import RECALL, DatabaseView
-from retrieval.galleries.database_folder import create_folder, is_store, read_folder
+from retrieval.galleries.database_folder import address_of, create_folder, is_store, read_folder
 from retrieval.model.embedder import Embedder
 from retrieval.search.detector import NAME as DETECTOR
 from retrieval.storage.decisions import copy_log
@@ -78,11 +77,6 @@ def keep_predecessor(draft: Path, old: Path, origin: str | None) -> bool:
         return False
     draft.rename(old)
     return True
-
-
-def address_of(folder: Path, other: Address) -> Address:
-    """Return the address of the collection of a folder, with the password of another one."""
-    return replace(read_folder(folder).address, password=other.password)
 
 
 def delete(folder: Path, other: Address) -> None:

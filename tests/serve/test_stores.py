@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from retrieval import Gallery
+from retrieval import Embedder, Gallery
 from retrieval.stores.address import PASSWORD
 from serve.app import create_app
 from serve.core.examples import examples
@@ -25,10 +26,11 @@ from serve.core.permissions import Permissions
 from serve.core.service import SearchService
 from serve.page.contents import summary
 from serve.page.statistics import gallery_statistics, statistics_view
-from tests.conftest import draw, lookalike_here
+from tests.conftest import draw, lookalike_here, wait_until
 from tests.retrieval.stores.postgres_server import PostgresServer, running
 from tests.retrieval.stores.server import Server
 from tests.serve.asgi_server import answering
+from tests.serve.model import write_model
 
 ALLOWED = Permissions(changes=True)
 
@@ -148,6 +150,29 @@ def test_server_adds_and_removes_at_once(built: Built, shop: Path) -> None:
     assert counted.columns[0].numbers == (0, 11.5, 23)
     assert "red" in statistics_view(counted)
     service.gallery.engine.close()  # type: ignore[attr-defined]
+
+
+def test_no_request_fails_during_a_rebuild(
+    built: Built, shop: Path, model_file: Path, tmp_path: Path
+) -> None:
+    folder, other = tmp_path / "own.gallery", Embedder(write_model(tmp_path / "other.onnx", note="another"))
+    store = f"{built.store}?collection=own" if built.server else f"qdrant://{tmp_path}/data"
+    lookalike_here("index", "build", str(folder), str(shop), "--model", str(model_file), "--store", store)
+    answers, done = list[httpx.Response](), threading.Event()
+
+    def ask(url: str) -> None:
+        with httpx.Client(base_url=url, timeout=30) as client:
+            while not done.is_set() or answers[-1].json()["fingerprint"] != other.fingerprint:
+                answers.append(client.post("/v1/search", files={"image": encoded(7000)}))
+                assert answers[-1].status_code == 200, answers[-1].text
+
+    with answering(create_app(SearchService(folder), page=False)) as url, ThreadPoolExecutor(1) as threads:
+        asking = threads.submit(ask, url)
+        wait_until(lambda: len(answers) > 3 or asking.done())
+        Gallery.open(folder).rebuild(other)
+        done.set()
+        asking.result(timeout=60)
+    assert len({answer.json()["fingerprint"] for answer in answers}) == 2
 
 
 def _check_items(client: httpx.Client) -> None:

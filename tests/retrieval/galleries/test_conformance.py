@@ -742,6 +742,25 @@ def test_rebuild(gallery: Gallery, catalogue: Catalogue, tmp_path: Path) -> None
     close(rebuilt)
 
 
+def test_open_galleries_follow_a_rebuild(gallery: Gallery, catalogue: Catalogue, tmp_path: Path) -> None:
+    """By `refresh`, or when they load the model, which is another one now."""
+    model = Embedder(write_model(tmp_path / "other.onnx", "another"))
+    embedding, refreshed = Gallery.open(gallery.folder), Gallery.open(gallery.folder)
+    assert not refreshed.changed()
+    close(gallery.rebuild(model).gallery)
+    assert refreshed.changed()
+    assert refreshed.replaced()
+    refreshed.refresh()
+    assert not refreshed.changed()
+    picture = catalogue.folder / catalogue.rows[0].values["path"]
+    for one in (embedding, refreshed):
+        best = one.search(picture, 1)[0]
+        assert best.score == pytest.approx(1, abs=2e-3)
+        assert (one.fingerprint, len(one)) == (model.fingerprint, COUNT)
+        np.testing.assert_allclose(one.vector(best.id), model.embed([picture])[0], atol=2e-3)
+        close(one)
+
+
 def test_refused_rebuild_changes_nothing_and_goes_on(
     gallery: Gallery, catalogue: Catalogue, tmp_path: Path
 ) -> None:
