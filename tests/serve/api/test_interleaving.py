@@ -207,6 +207,29 @@ def test_products_are_mixed_whole(
         service.interleave(other)
 
 
+def test_galleries_in_a_database_are_mixed(
+    shop: Path, model_file: Path, second_model_file: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("qdrant_edge", reason="needs qdrant-edge-py")
+    for name, model in (("a", model_file), ("b", second_model_file)):
+        words = ["--model", str(model), "--store", f"qdrant://{tmp_path}/store_{name}"]
+        lookalike_here("index", "build", str(tmp_path / name), str(shop), *words)
+    service = SearchService(tmp_path / "a", query_log=QueryLog(tmp_path / "log"))
+    service.interleave(tmp_path / "b")
+    with answering(create_app(service, page=False)) as url, Client(url) as client:
+        found = client.search(png(506), k=8)
+        like = client.search(id=found[0].id, k=8, where="label = 'red'")
+    first, second = Gallery.open(tmp_path / "a"), Gallery.open(tmp_path / "b")
+    ours, theirs = ([("key", hit.key) for hit in one.search(png(506), 8)] for one in (first, second))
+    assert ours != theirs
+    assert found.query_id is not None
+    assert [("key", hit.key) for hit in found] == team_draft(ours, theirs, 8, found.query_id).order
+    assert like.interleaved
+    assert {hit.label for hit in like} == {"red"}
+    fingerprints = first.fingerprint, second.fingerprint
+    assert read_mixed_searches(tmp_path / "log", "a", fingerprints).count == 2
+
+
 def test_command_says_whom_visitors_prefer(galleries: tuple[Path, Path], tmp_path: Path) -> None:
     """Visitors who open what the second gallery found, and then one who opens what the first one found."""
     first, second = galleries
