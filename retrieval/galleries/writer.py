@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from retrieval.errors import InputError, LookalikeError
+from retrieval.galleries.database_folder import read_folder
 from retrieval.images import boxes
 from retrieval.search.where import parse_condition
 from retrieval.storage import schema
@@ -324,9 +325,17 @@ class DatabaseWriter(Writer):
             what = f"{self.folder}: cannot be written ({error.strerror})"
             raise LookalikeError(f"{what}; make the folder writable for this user") from error
 
-    def running(self) -> AbstractContextManager[None]:
-        """See `Writer.running`."""
-        return nullcontext()
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """See `Writer.running`; several machines write at once, so there is no lock.
+
+        Raises:
+            LookalikeError: The folder got another collection meanwhile, which lacks what was written.
+        """
+        yield
+        if read_folder(self.folder).uuid != self.manifest.uuid:
+            what = f"{self.folder}: it was rebuilt meanwhile, and lacks what this command wrote"
+            raise LookalikeError(f"{what}; run the command again")
 
     # ---- reading
 

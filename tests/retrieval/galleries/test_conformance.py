@@ -761,6 +761,18 @@ def test_open_galleries_follow_a_rebuild(gallery: Gallery, catalogue: Catalogue,
         close(one)
 
 
+def test_what_is_written_during_a_rebuild_is_not_lost_in_silence(
+    kind: Kind, gallery: Gallery, tmp_path: Path
+) -> None:
+    """Files are locked; without a lock, the run that has written to the collection before says so."""
+    model = Embedder(write_model(tmp_path / "other.onnx", "another"))
+    other = Gallery.open(gallery.folder)
+    message = "being written by" if kind.database is None else "it was rebuilt meanwhile"
+    with pytest.raises(LookalikeError, match=message), gallery.writer.running():
+        close(other.rebuild(model).gallery)
+    close(other)
+
+
 def test_refused_rebuild_changes_nothing_and_goes_on(
     gallery: Gallery, catalogue: Catalogue, tmp_path: Path
 ) -> None:
