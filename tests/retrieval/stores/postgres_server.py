@@ -21,32 +21,64 @@ _NOBODY = 65534  # PostgreSQL refuses to run as root
 
 
 class PostgresServer(Server):
-    """A PostgreSQL server with its data in a folder."""
+    """A PostgreSQL server with its data in a folder.
+
+    Attributes:
+        password: Password of its user.
+    """
+
+    password = "right"
 
     def __init__(self, programs: Path, data: Path) -> None:
         self._programs, self._data = programs, data
         self._user = {"user": _NOBODY, "group": _NOBODY} if os.geteuid() == 0 else {}
         self._port = free_port()
-        self.address = f"postgresql://tester:right@127.0.0.1:{self._port}/shop"
+        self._server = ["-h", "127.0.0.1", "-p", str(self._port), "-U", "tester"]
+        self.address = f"postgresql://tester:{self.password}@127.0.0.1:{self._port}/shop"
         self.password_address = f"postgresql://tester:very-wrong@127.0.0.1:{self._port}/shop"
         password = data.with_suffix(".password")
-        password.write_text("right")
+        password.write_text(self.password)
         options = ["--auth=scram-sha-256", f"--pwfile={password}", "-U", "tester", "--encoding=UTF8"]
         self._run("initdb", "-D", str(data), "--locale=C", "--no-sync", *options)
         self.start()
-        server = ["-h", "127.0.0.1", "-p", str(self._port), "-U", "tester"]
-        self._run("createdb", *server, "shop")
+        self._run("createdb", *self._server, "shop")
         # The wheel may have an instruction that this processor lacks.
         with suppress(subprocess.CalledProcessError):
-            self._run("psql", *server, "-d", "postgres", "-c", _PROBE)
+            self._select(_PROBE)
             return
         self.stop()
         pytest.fail(f"PostgreSQL cannot run here: {self._reason()}", pytrace=False)
 
-    def _run(self, program: str, *arguments: str) -> None:
+    def _run(self, program: str, *arguments: str) -> str:
+        """Return what a program prints."""
         command = [self._programs / program, *arguments]
-        environment = {**os.environ, "PGPASSWORD": "right"}
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd="/", env=environment, **self._user)
+        quiet = {"PGOPTIONS": "-c client_min_messages=warning"}
+        environment = {**os.environ, "PGPASSWORD": self.password, **quiet}
+        return subprocess.run(
+            command, check=True, stdout=subprocess.PIPE, text=True, cwd="/", env=environment, **self._user
+        ).stdout
+
+    def _select(self, statement: str, database: str = "postgres") -> list[str]:
+        """Return the first column of what a statement finds."""
+        return self._run("psql", *self._server, "-d", database, "-tAqc", statement).split()
+
+    def databases(self) -> list[str]:
+        """Return the names of all databases."""
+        return self._select("SELECT datname FROM pg_database")
+
+    def tables(self) -> list[str]:
+        """Return the names of the tables of the database."""
+        return self._select("SELECT tablename FROM pg_tables WHERE schemaname = 'public'", "shop")
+
+    def copy(self, source: str, target: str) -> None:
+        """Put a copy of a database in the place of another, and end all connections of both."""
+        ending = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{source}'"
+        for statement in (
+            ending,
+            f'DROP DATABASE IF EXISTS "{target}" WITH (FORCE)',
+            f'CREATE DATABASE "{target}" TEMPLATE "{source}"',
+        ):
+            self._select(statement)
 
     @property
     def process_id(self) -> int:
