@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,6 +27,20 @@ _MOST_CHANGED = 0.2  # share of changed items beyond which all are asked for
 _MOST_VALUES = 100_000  # values of a column whose group numbers are kept
 
 
+class Mark(NamedTuple):
+    """What tells apart states with different rows, items or metadata, without holding their files open.
+
+    Attributes:
+        log: Last entry of the log of changes.
+        last: Highest vector number; 0 without vectors.
+        rows: Number of rows.
+    """
+
+    log: int
+    last: int
+    rows: int
+
+
 @dataclass(frozen=True)
 class State:
     """A committed state, and the snapshot that searches it."""
@@ -34,24 +49,19 @@ class State:
     snapshot: Snapshot
 
     @property
-    def last(self) -> int:
-        """Highest vector number; 0 without vectors."""
+    def mark(self) -> Mark:
+        """What tells it apart from other states."""
         segments = self.committed.segments
-        return segments[-1].last if segments else 0
+        return Mark(self.committed.log, segments[-1].last if segments else 0, len(self.snapshot))
 
-    def is_same(self, other: State) -> bool:
-        """Return whether rows, items and metadata are the same in another state."""
-        ours, theirs = (self.committed.log, self.last), (other.committed.log, other.last)
-        return ours == theirs and len(self.snapshot) == len(other.snapshot)
-
-    def unchanged_rows(self, earlier: State) -> int | None:
+    def unchanged_rows(self, earlier: Mark) -> int | None:
         """Return the number of first rows that an earlier state has, too; `None` if it is no earlier one.
 
         Merged segments keep their rows. Vector numbers ascend and are never used again: if the last row is
         where it was, no row before it has gone.
         """
-        count = len(earlier.snapshot)
-        if earlier.committed.log > self.committed.log:
+        count = earlier.rows
+        if earlier.log > self.committed.log:
             return None
         if count and self.snapshot.stored.rows_of(np.array([earlier.last]))[0] != count - 1:
             return None
@@ -62,7 +72,7 @@ class State:
 class _Kept:
     """Something that was computed for a state."""
 
-    state: State
+    mark: Mark
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,12 +111,12 @@ class Filters:
             InputError: An invalid condition, an unknown column, or one without values of the type.
         """
         kept = self._selections.get(where)
-        if kept is not None and state.is_same(kept.state):
+        if kept is not None and kept.mark == state.mark:
             kept.selection.lasting = True
             return kept.selection
         condition, snapshot = parse_condition(where), state.snapshot
         allowed = np.zeros(len(snapshot), bool)
-        changed = None if kept is None else self._changed(kept.state, state)
+        changed = None if kept is None else self._changed(kept.mark, state)
         if kept is None or changed is None:
             found = ids_matching(self._store, condition)
         else:
@@ -118,7 +128,7 @@ class Filters:
         if snapshot.alive is not None:
             allowed &= snapshot.alive
         selection = Selection(allowed, lasting=lasting)
-        self._selections.put(where, _KeptSelection(state, selection))
+        self._selections.put(where, _KeptSelection(state.mark, selection))
         return selection
 
     def groups(self, column: str, state: State) -> Groups:
@@ -128,12 +138,12 @@ class Filters:
             InputError: An unknown column.
         """
         kept = self._groupings.get(column)
-        if kept is not None and state.is_same(kept.state):
+        if kept is not None and kept.mark == state.mark:
             return kept.groups
         snapshot = state.snapshot
         groups = -1 - np.arange(len(snapshot), dtype=np.int32)
         numbers: dict[object, int] = {}
-        changed = None if kept is None or not kept.numbers else self._changed(kept.state, state)
+        changed = None if kept is None or not kept.numbers else self._changed(kept.mark, state)
         if kept is None or changed is None:
             ids, values = column_values(self._store, column)
         else:
@@ -147,10 +157,10 @@ class Filters:
         if len(numbers) > _MOST_VALUES:
             numbers = {}
         found = Groups(groups)
-        self._groupings.put(column, _KeptGroups(state, found, numbers))
+        self._groupings.put(column, _KeptGroups(state.mark, found, numbers))
         return found
 
-    def _changed(self, earlier: State, later: State) -> np.ndarray | None:
+    def _changed(self, earlier: Mark, later: State) -> np.ndarray | None:
         """Return the ids of the items that may have changed since an earlier state, int64 [n].
 
         Returns `None` if the state is no later one of the same rows, or too many have changed.
@@ -159,7 +169,7 @@ class Filters:
         most = _MOST_CHANGED * len(snapshot)
         if start is None or len(snapshot) - start > most:
             return None
-        logged = changed_items(self._store, earlier.committed.log, later.committed.log)
+        logged = changed_items(self._store, earlier.log, later.committed.log)
         if logged is None or len(logged) > most:
             return None
         added = snapshot.item_ids(np.arange(start, len(snapshot)))

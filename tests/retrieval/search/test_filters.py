@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from retrieval.storage.merging import merge_small
 from retrieval.storage.records import Change, FileStamp, IndexSpec, NewItem
 from retrieval.upkeep.compact import compact
 from retrieval.upkeep.verify import verify
-from tests.retrieval.filling import DIM, bare_gallery, unit_vectors
+from tests.retrieval.filling import DIM, bare_gallery, commit, unit_vectors
 from tests.retrieval.vectors import brute_force, clustered
 
 CONDITIONS = {
@@ -201,6 +203,18 @@ def test_readers_of_different_states_share_the_cache(tmp_path: Path) -> None:
     for _ in range(2):
         assert len(newer.find(unit_vectors(1), options)[0].rows) == 61
         assert len(older.find(unit_vectors(1), options)[0].rows) == 60
+
+
+def test_kept_filters_hold_no_earlier_state(tmp_path: Path) -> None:
+    """The files of a state are closed when it is left, which is what weak references to snapshots show."""
+    gallery, states = bare_gallery(tmp_path / "g"), []
+    for number in range(4):
+        commit(gallery, [f"k{number}"], price=number)
+        for options in ({"where": f"price <= {number}"}, {"group_by": "price"}):
+            assert gallery.search_vectors(unit_vectors(1), 5, **options)[0]
+        states.append(weakref.ref(gallery.state))
+    gc.collect()
+    assert [state() is None for state in states] == [True, True, True, False]
 
 
 def test_lookup_indexes_change_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
