@@ -7,6 +7,8 @@ rows, all is computed again.
 
 from __future__ import annotations
 
+import itertools
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,7 +24,11 @@ from retrieval.storage.queries import changed_items, column_values, ids_matching
 from retrieval.storage.records import GalleryState
 from retrieval.storage.store import Store
 
-_CACHE = 1 << 28  # bytes, of selections and of groupings
+_GROUPINGS = 1 << 28  # bytes
+_LEAST, _MOST = 1 << 24, 1 << 28  # bytes of both caches: an eighth for conditions, the rest for selections
+_TIMES_VECTORS = 4  # most bytes of both for each byte of the gallery's rows
+_ENTRY = 1 << 10  # bytes of the objects of an entry
+_ADMITTED = 8  # uses of selections that do not fit, of which one replaces others
 _MOST_CHANGED = 0.2  # share of changed items beyond which all are asked for
 _MOST_VALUES = 100_000  # values of a column whose group numbers are kept
 
@@ -76,7 +82,21 @@ class _Kept:
 
 
 @dataclass(frozen=True, eq=False)
-class _KeptSelection(_Kept):
+class _KeptCondition(_Kept):
+    where: str
+    bits: np.ndarray  # of the rows, packed
+
+    @property
+    def nbytes(self) -> int:
+        return _ENTRY + sys.getsizeof(self.where) + self.bits.nbytes
+
+    def allowed(self) -> np.ndarray:
+        return np.unpackbits(self.bits, count=self.mark.rows).view(bool)
+
+
+@dataclass(frozen=True, eq=False)
+class _KeptSelection:
+    condition: _KeptCondition
     selection: Selection
 
 
@@ -89,6 +109,11 @@ class _KeptGroups(_Kept):
 class Filters:
     """Selections by condition and groupings by column, in thread-safe LRU caches.
 
+    The rows of a condition take a query of the database to find, and a bit each to keep. A repeated condition
+    also keeps a copy of their vectors, which takes thousands of times as much and is soon made again. So the
+    selections with copies have a cache of their own. With 1,000 images, hundreds of copies would take many
+    times what the gallery does, and save little: both caches are bounded by the size of the gallery, too.
+
     Args:
         store: Gallery store.
     """
@@ -96,8 +121,12 @@ class Filters:
     def __init__(self, store: Store) -> None:
         self._store = store
         dim = store.manifest.dim
-        self._selections = LRUCache[str, _KeptSelection](_CACHE, lambda kept: kept.selection.size(dim))
-        self._groupings = LRUCache[str, _KeptGroups](_CACHE, lambda kept: kept.groups.nbytes)
+        self._conditions = LRUCache[str, _KeptCondition](_MOST // 8, lambda kept: kept.nbytes)
+        self._selections = LRUCache[str, _KeptSelection](
+            _MOST // 8 * 7, lambda kept: _ENTRY + kept.selection.size(dim)
+        )
+        self._not_kept = itertools.count(1)
+        self._groupings = LRUCache[str, _KeptGroups](_GROUPINGS, lambda kept: kept.groups.nbytes)
 
     def selection(self, where: str, state: State, *, lasting: bool = False) -> Selection:
         """Return the live rows of a state that fulfil a condition.
@@ -110,10 +139,9 @@ class Filters:
         Raises:
             InputError: An invalid condition, an unknown column, or one without values of the type.
         """
-        kept = self._selections.get(where)
+        kept = self._conditions.get(where)
         if kept is not None and kept.mark == state.mark:
-            kept.selection.lasting = True
-            return kept.selection
+            return self._lasting(kept, many=lasting)
         condition, snapshot = parse_condition(where), state.snapshot
         allowed = np.zeros(len(snapshot), bool)
         changed = None if kept is None else self._changed(kept.mark, state)
@@ -121,15 +149,35 @@ class Filters:
             found = ids_matching(self._store, condition)
         else:
             found = ids_matching(self._store, condition, among=changed)
-            known = kept.selection.allowed
-            allowed[: len(known)] = known
+            allowed[: kept.mark.rows] = kept.allowed()
             _set(allowed, snapshot.rows_of(changed), False)
         _set(allowed, snapshot.rows_of(found), True)
         if snapshot.alive is not None:
             allowed &= snapshot.alive
-        selection = Selection(allowed, lasting=lasting)
-        self._selections.put(where, _KeptSelection(state.mark, selection))
+        kept = _KeptCondition(state.mark, where, np.packbits(allowed))
+        self._conditions.put(where, kept, self._most(kept) // 8)
+        return self._lasting(kept, many=True) if lasting else Selection(allowed, lasting=False)
+
+    def _lasting(self, condition: _KeptCondition, *, many: bool) -> Selection:
+        """Return the rows of a condition that is used again, or in many searches at once.
+
+        If conditions take turns whose copies do not fit together, making a copy for each search would take
+        longer than to search without. So they seldom replace each other.
+        """
+        kept = self._selections.get(condition.where)
+        if kept is not None and kept.condition is condition:
+            return kept.selection
+        selection = Selection(condition.allowed())
+        kept, most = _KeptSelection(condition, selection), self._most(condition) // 8 * 7
+        if not self._selections.put(condition.where, kept, most, evict=False):
+            evict = next(self._not_kept) % _ADMITTED == 0
+            selection.lasting = (evict and self._selections.put(condition.where, kept, most)) or many
         return selection
+
+    def _most(self, condition: _KeptCondition) -> int:
+        """Return how many bytes the conditions and selections may take in a gallery with as many rows."""
+        row = 4 * self._store.manifest.dim + 24  # its vector as float32, and its number, item and checksum
+        return max(_LEAST, _TIMES_VECTORS * row * condition.mark.rows)
 
     def groups(self, column: str, state: State) -> Groups:
         """Return the groups of rows with equal values of a column.

@@ -29,9 +29,22 @@ class LRUCache(Generic[K, V]):
         with self._lock:
             return self._values.get(key)
 
-    def put(self, key: K, value: V) -> None:
-        """Store a value."""
+    def put(self, key: K, value: V, most: int | None = None, *, evict: bool = True) -> bool:
+        """Store a value in place of that of its key; return whether it could be stored.
+
+        Args:
+            key: Key.
+            value: Value.
+            most: What the values may take now, if that is less than `max_size`.
+            evict: Others are evicted if there is no room.
+        """
         with self._lock:
             self._values.pop(key, None)
-            if self._values.getsizeof(value) <= self._values.maxsize:
-                self._values[key] = value
+            most = int(self._values.maxsize if most is None else min(most, self._values.maxsize))
+            size = self._values.getsizeof(value)
+            if size > (most if evict else most - self._values.currsize):
+                return False
+            while self._values.currsize + size > most:
+                self._values.popitem()
+            self._values[key] = value
+            return True

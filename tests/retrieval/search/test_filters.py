@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import tracemalloc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -287,6 +288,63 @@ def test_copy_is_made_when_a_condition_is_used_again(tmp_path: Path, monkeypatch
     assert found[0] == found[1] == found[2]
     model.gallery.search_vectors(unit_vectors(2), 5, where="price < 6")
     assert len(copies) == 3, "many queries are worth a copy at once"
+
+
+@pytest.fixture
+def rated(tmp_path: Path) -> Gallery:
+    """1,000 items with the prices 0 to 999."""
+    gallery, facts = bare_gallery(tmp_path / "g"), FileStamp("", "", 0, 0)
+    with gallery.store.writing():
+        items = [NewItem(facts, "", 1, 1, {"price": n}, f"k{n}") for n in range(1000)]
+        gallery.store.commit(unit_vectors(1000), items)
+    gallery.refresh()
+    gallery.search_vectors(unit_vectors(1), 5, where="price < 900")
+    return gallery
+
+
+def test_filters_take_little_memory_in_a_small_gallery(
+    rated: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copies of all would take 10 MB, the vectors of the gallery take 0.2 MB."""
+    monkeypatch.setattr(filters, "_LEAST", 0, raising=False)
+    scans, asked = list[Any](), filters.ids_matching
+    monkeypatch.setattr(filters, "ids_matching", lambda *args, **kw: scans.append(1) or asked(*args, **kw))
+    tracemalloc.start()
+    try:
+        for number in [n for n in range(300, 375) for _ in range(2)] * 4:
+            where = f"price >= {number}"
+            assert len(rated.search_vectors(unit_vectors(1), 1000, where=where)[0]) == 1000 - number
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert held < 1.5e6
+    assert len(scans) == 75, "conditions stay when copies of vectors have to go"
+
+
+def test_copies_that_do_not_fit_seldom_replace_each_other(
+    rated: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filters, "_LEAST", 0, raising=False)
+    monkeypatch.setattr(selection, "_COPIED_FOR_ONE", 0)
+    copies, take = list[int](), Vectors.take
+
+    def counting(self: Vectors, rows: np.ndarray) -> np.ndarray:
+        copies.extend([len(rows)] * (len(rows) > 500))
+        return take(self, rows)
+
+    monkeypatch.setattr(Vectors, "take", counting)
+    for number in [*range(300, 340)] * 5:
+        found = rated.search_vectors(unit_vectors(1), 3, where=f"price >= {number}")[0]
+        assert [hit.metadata["price"] >= number for hit in found] == [True] * 3
+    assert 5 < len(copies) < 40, "of 160 repeated searches"
+    copies.clear()
+    for _ in range(9):
+        rated.search_vectors(unit_vectors(1), 3, where="price >= 200")
+    assert copies == [800], "what is asked for again and again gets its copy"
+    copies.clear()
+    for number in range(201, 205):
+        rated.search_vectors(unit_vectors(2), 3, where=f"price >= {number}")
+    assert copies == [799, 798, 797, 796], "many queries are worth a copy, although it is not kept"
 
 
 def test_selector_replaces_surplus_where_selected_rows_are_far_away() -> None:

@@ -21,18 +21,22 @@ def test_evicts_like_functools_lru_cache(most: int, keys: list[int]) -> None:
             recent.put(key, str(key))
 
 
-@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 12)), max_size=60))
-def test_total_size_is_bounded(given_sizes: list[tuple[int, int]]) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 8), st.integers(0, 12), st.integers(0, 14), st.booleans()), max_size=60)
+)
+def test_total_size_is_bounded(puts: list[tuple[int, int, int, bool]]) -> None:
     recent = LRUCache[int, int](10, size_of=lambda size: size)
     used: list[int] = []  # keys, the last one used last
     held: dict[int, int] = {}
-    for key, size in given_sizes:
-        recent.put(key, size)
+    for key, size, now, evict in puts:
+        most = min(now, 10)
         held.pop(key, None)
+        fits = size <= most if evict else sum(held.values()) + size <= most
+        assert recent.put(key, size, None if now > 12 else now, evict=evict) == fits
         used = [*(k for k in used if k != key), key]
-        if size <= 10:
+        if fits:
             held[key] = size
-        while sum(held.values()) > 10:
+        while fits and sum(held.values()) > most:
             held.pop(next(k for k in used if k in held))
         used = [k for k in used if k in held]
         for k in range(9):
