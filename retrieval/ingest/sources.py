@@ -73,6 +73,7 @@ class Scan:
         table: What does not fit the types of the columns of the table.
         places: Position in its table of each part of a picture, by root and path, for error messages.
         outdated: Ids of the items that are parts of a picture no more, as it has changed.
+        empty: Folders that hold neither images nor folders, relative to their root.
     """
 
     def __init__(self, entries: Iterable[Entry] = (), *, repeats: bool = False) -> None:
@@ -80,6 +81,7 @@ class Scan:
         self.places: dict[tuple[str, str], str] = {}
         self.ignored = self.unmatched = self.withheld = 0
         self.outdated: list[int] = []
+        self.empty: list[str] = []
 
     def __iter__(self) -> Iterator[Entry]:
         """Yield image files, and files that are unusable without reading them: with an invalid name, not
@@ -235,6 +237,7 @@ def _walk(found: Scan, top: str, root: str) -> Iterator[Entry]:
         relative = _relative(folder, root)
         label, prefix = relative or None, f"{relative}/" if relative else ""
         below: list[str] = []
+        is_empty = True
         try:
             status = os.stat(folder)
             if (status.st_dev, status.st_ino) in seen:
@@ -249,16 +252,22 @@ def _walk(found: Scan, top: str, root: str) -> Iterator[Entry]:
                         path, is_image = prefix + name, name[name.rfind(".") :].lower() in _SUFFIXES
                         found_status = _status(entry) if is_image and path.isascii() else None
                         if found_status is not None:
+                            is_empty = False
                             size, time = found_status.st_size, found_status.st_mtime_ns
                             yield ImageFile(root, path, size, time, label)
                         elif _is_folder(entry):
+                            is_empty = False
                             (links if entry.is_symlink() else below).append(entry.path)
                         elif is_image:
+                            is_empty = False
                             yield _entry(root, entry, prefix, name, label)
                         else:
                             found.ignored += 1
         except OSError as error:
+            is_empty = False
             yield _unreadable_folder(root, relative or ".", error)
+        if is_empty:
+            found.empty.append(relative)
         queue += sorted(below, reverse=True)
 
 

@@ -23,7 +23,7 @@ _MOST_LISTED = 10  # problems of each kind; --json has them all
 def datasets() -> None:
     """List, fetch and inspect data sets.
 
-    `info` counts images and classes, and finds problems: unusable files, duplicates, single images.
+    `info` counts images and classes, and finds unusable files, duplicates, and classes with few images.
     """
 
 
@@ -92,7 +92,7 @@ def info(ctx: click.Context, data: str, as_json: bool) -> None:
     """Count the images and classes of DATA, and find problems.
 
     DATA is folder:DIR, csv:FILE, images:DIR, hf:USER/NAME, NAME:ROOT or a bundled name, as for --data. Every
-    image is read once, to find missing and damaged files, duplicates, and classes with a single image.
+    image is read once, to find missing and damaged files, duplicates, and classes with one image or none.
     Prints the transitions of asymmetric label noise (noise.kind) that cifar10, cifar100 and stl10 define.
     """
     found = inspection.inspect_dataset(data_sets.load(data, unlabelled=True), show_progress=True)
@@ -126,6 +126,7 @@ def _facts(found: inspection.Inspection) -> dict[str, Any]:
             for d in found.duplicates
         ],
         "single": found.single,
+        "empty": found.empty,
         "transitions": dict(found.transitions) or None,
     }
 
@@ -147,6 +148,7 @@ def _text(found: inspection.Inspection) -> list[str]:
     problems = [
         *_problem("Unusable files", ([str(error)] for error in found.unusable)),
         *_problem("Duplicate images (the same bytes)", map(_duplicate, found.duplicates)),
+        *_problem("Class folders without images, which are left out", ([name] for name in found.empty)),
     ]
     for split, labels in found.single.items():
         what = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,13 @@ def from_folder(folder: Path) -> Splits:
     for image, (top, _, rest) in zip(every, tops, strict=True):
         parts[top].append(LabelledImage(image.path, rest))
     return Splits(parts["train"], parts["test"])
+
+
+def empty_classes(folder: Path) -> list[str]:
+    """Return the folders without images and folders below a folder of classes, relative to it, sorted."""
+    found = scan([folder])
+    deque(found, maxlen=0)
+    return sorted(found.empty)
 
 
 def from_images(folder: Path) -> Splits:

@@ -12,6 +12,7 @@ from retrieval.errors import ImageError
 from retrieval.images.decode import Decoded, decode_ahead
 from retrieval.images.preprocess import Preprocess
 from retrieval.progress import Progress
+from train.data.custom import empty_classes
 from train.data.dataset import DataSet, LabelledImage
 
 
@@ -66,6 +67,7 @@ class Inspection:
         unusable: Errors of missing or unreadable files.
         duplicates: Groups of identical files, worst first.
         single: Classes with one image, by split (for queries: with none in the gallery).
+        empty: Class folders without images, which are no classes.
         transitions: Wrong class by true class for asymmetric label noise; empty if undefined.
         licence: Licence of the images, or "" if unknown.
     """
@@ -79,6 +81,7 @@ class Inspection:
     unusable: list[ImageError]
     duplicates: list[Duplicate]
     single: dict[str, list[str]]
+    empty: list[str]
     transitions: Mapping[str, str]
     licence: str
 
@@ -102,6 +105,7 @@ def inspect_dataset(dataset: DataSet, *, show_progress: bool = False) -> Inspect
         unusable=unusable,
         duplicates=duplicates,
         single=_single(splits) if dataset.labelled else {},
+        empty=_empty(dataset.name),
         transitions=dataset.transitions,
         licence=dataset.licence,
     )
@@ -115,6 +119,11 @@ def _splits(dataset: DataSet) -> dict[str, list[LabelledImage]]:
     if dataset.test is dataset.train:
         return {"all": dataset.train}
     return {"train": dataset.train, "test": dataset.test}
+
+
+def _empty(data: str) -> list[str]:
+    kind, _, folder = data.partition(":")
+    return empty_classes(Path(folder)) if kind == "folder" else []
 
 
 def _count(images: Sequence[LabelledImage]) -> SplitCounts:

@@ -52,6 +52,26 @@ def test_good_data_has_no_problems(shop: Path) -> None:
     assert "No problems found." in done.stdout
 
 
+def test_class_folders_without_images_are_named(shop: Path, tmp_path: Path) -> None:
+    shutil.copytree(shop, tmp_path / "all")
+    for name in ("oak/old", "elm", "red/kept", ".hidden"):
+        (tmp_path / "all" / name).mkdir(parents=True)
+    (tmp_path / "all" / "elm" / "notes.txt").write_text("photographs follow")
+    text = lookalike_here("datasets", "info", f"folder:{tmp_path}/all").stdout
+    assert "24 images of 3 classes" in text
+    assert text.endswith(
+        "Class folders without images, which are left out: 3\n  elm\n  oak/old\n  red/kept\n"
+    )
+    for number in range(20):
+        (tmp_path / "all" / f"{number:02}").mkdir()
+    text = lookalike_here("datasets", "info", f"folder:{tmp_path}/all").stdout
+    assert ": 23\n  00\n" in text
+    assert text.endswith("  09\n  and 13 more; --json has them all\n")
+    found = json.loads(lookalike_here("datasets", "info", f"folder:{tmp_path}/all", "--json").stdout)
+    assert found["empty"] == [*(f"{number:02}" for number in range(20)), "elm", "oak/old", "red/kept"]
+    assert {image.label for image in data.load(f"folder:{tmp_path}/all").train} == {"red", "green", "blue"}
+
+
 def test_transitions_of_label_noise_are_printed(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = lookalike_here("datasets", "info", f"folder:{shop}")
     assert "Transitions" not in plain.stdout
