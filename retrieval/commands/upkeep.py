@@ -134,7 +134,7 @@ def verify(ctx: click.Context, gallery: Path, repair: bool, runtime: Runtime, as
     }
     lines = [f"{problem.what}; {_remedy(problem, repair)}" for problem in found.problems]
     lines += [f"not repaired: {problem.what}; {problem.remedy}" for problem in found.left if repair]
-    lines += _salvaged(found.salvage) if found.salvage else []
+    lines += _salvaged(gallery, found.salvage) if found.salvage else []
     counts = f"{found.items} images, {found.vectors} vectors"
     if not found.left:
         lines.append(f"{gallery}: {'repaired' if found.problems else 'no problems'}: {counts}")
@@ -259,8 +259,13 @@ def _plain(problem: Problem) -> dict[str, str | bool]:
     return {"what": problem.what, "remedy": problem.remedy, "repairable": problem.repair is not None}
 
 
-def _salvaged(found: Salvage) -> list[str]:
+def _salvaged(gallery: Path, found: Salvage) -> list[str]:
     """Return what was saved of a lost database, and what was not."""
+    lost = (
+        "the kind of index that was asked for is lost",
+        "the columns of products and variants are lost, if there were any; "
+        f"set them again by `lookalike index add {gallery} --product COLUMN`",
+    )
     facts_only = found.items - found.complete
     return [
         f"gallery.db: built again with {pluralize(found.items, 'image')}"
@@ -275,7 +280,7 @@ def _salvaged(found: Salvage) -> list[str]:
             )
             if count
         ),
-        *([] if found.kept_manifest else ["the kind of index that was asked for is lost"]),
+        *(() if found.kept_manifest else lost),
     ]
 
 

@@ -6,28 +6,32 @@ import shutil
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from retrieval.errors import InputError, LookalikeError
 from retrieval.files import has_sha256, link_or_copy, sha256_of
+from retrieval.images import boxes
 from retrieval.images.load import DECODE_POLICY
 from retrieval.machine.devices import Device
 from retrieval.model.embedder import Embedder
 from retrieval.model.runtime import Runtime
 from retrieval.progress import Progress
+from retrieval.search.detector import NAME as DETECTOR
 from retrieval.storage import recovery, segments
 from retrieval.storage.facts import Row, columns, encoded, intact_rows
 from retrieval.storage.identity import model_file, probes_file
 from retrieval.storage.manifest import COPY, Manifest, read_copy, write_copy
-from retrieval.storage.records import NO_FACTS, Segment
+from retrieval.storage.records import NO_FACTS, PICTURE, Segment
+from retrieval.storage.schema import FACTS
 from retrieval.storage.segments import ITEM, NUMBER
 from retrieval.storage.store import Store, hold_lock
 from retrieval.system import fsync_folder
 from retrieval.upkeep.damage import matching, quarantine
 
+_PATH = FACTS.index("path")
 _DRAFT = "indexes/salvage"  # where the next writer deletes it if this process is killed
 
 
@@ -42,7 +46,8 @@ class Salvage:
         lost: Vectors that are damaged.
         renamed: Items whose key another item has had since, and which got another one.
         nameless: Items whose facts are lost, and whose key is made of their id.
-        kept_manifest: Whether the facts about the gallery as a whole were kept, not made from its model.
+        kept_manifest: Whether the facts about the gallery as a whole were kept, not made from its model and
+            its images.
         quarantined: Whether there was an old file, which is in quarantine.
     """
 
@@ -85,6 +90,9 @@ def salvage(folder: Path, *, show_progress: bool = False) -> Salvage:
     intact items keep their present facts and metadata, and the lists of runs and unusable files are kept. The
     new database replaces the old one in one step; an interrupted salvage can be repeated.
 
+    Without a copy of the manifest either, items that are parts of pictures show that the gallery divides
+    these. The columns of products and variants and the kind of index are lost then.
+
     Args:
         folder: Gallery folder.
         show_progress: Report progress on stderr.
@@ -101,6 +109,10 @@ def salvage(folder: Path, *, show_progress: bool = False) -> Salvage:
         for name in ("segments", "indexes", "model", "reports"):
             (folder / name).mkdir(exist_ok=True)
         parts = _read_parts(folder, manifest, show_progress)
+        if copy is None and _is_divided(folder, parts):
+            detector = folder / DETECTOR
+            found = sha256_of(detector) if detector.is_file() else None
+            manifest = replace(manifest, objects=True, detector=found, product=PICTURE)
         listed = [_settle(folder, manifest, group) for group in _overlapping(parts)]
         draft = folder / _DRAFT
         shutil.rmtree(draft, ignore_errors=True)
@@ -147,6 +159,12 @@ def _manifest_of_model(folder: Path) -> Manifest:
         probes_sha256=sha256_of(probes) if probes.is_file() else None,
         dtype=min(types, default="float32", key=str) or "float32",
     )
+
+
+def _is_divided(folder: Path, parts: Sequence[_Part]) -> bool:
+    """Return whether there are parts of pictures, as of a gallery that divides these."""
+    rows = (row for part in parts for row in _facts(folder, part))
+    return any(row[-1].get(PICTURE) and boxes.split(row[_PATH])[1] for row in rows)
 
 
 # ---- segments

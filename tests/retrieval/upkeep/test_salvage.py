@@ -14,7 +14,10 @@ from retrieval.storage.records import Change, FileStamp, IndexSpec
 from retrieval.storage.segments import files_of
 from retrieval.upkeep.compact import compact
 from retrieval.upkeep.verify import verify
+from tests.conftest import lookalike_here
 from tests.retrieval.filling import commit, contents, small_gallery
+from tests.retrieval.galleries.test_divided import FIRST, SECOND, board
+from tests.retrieval.search.test_detector import write_detector
 
 
 @pytest.fixture(scope="module")
@@ -182,3 +185,41 @@ def test_copy_of_the_manifest_is_lost_too(folder: Path) -> None:
     assert contents(gallery).keys() == before.keys()
     assert (gallery.fingerprint, gallery.store.manifest.dim) == (manifest.fingerprint, manifest.dim)
     assert gallery.embedder.dim == manifest.dim
+
+
+@pytest.mark.parametrize("by", ["tiles", "detector"])
+def test_pictures_are_divided_as_before_without_the_manifest(by: str, tmp_path: Path) -> None:
+    gallery, pictures = small_gallery(tmp_path), tmp_path / "pictures"
+    pictures.mkdir()
+    board(pictures / "first.png", FIRST)
+    gallery.use_objects(write_detector(tmp_path / "cells.onnx", "torchvision") if by == "detector" else None)
+    gallery.add([pictures])
+    commit(gallery, ["plain"])
+    units = gallery.manifest.units
+    assert (units["product"], "detector" in units) == ("picture", by == "detector")
+    for name in ("gallery.db", "gallery.json"):
+        (gallery.folder / name).unlink()
+    assert not verify(gallery.folder, repair=True).left
+    restored = Gallery(gallery.folder)
+    assert restored.manifest.units == units
+    board(pictures / "second.png", SECOND, 2)
+    assert restored.add([pictures]).added > len(SECOND), "a picture and its parts"
+
+
+def test_products_are_said_to_be_lost_with_the_manifest(tmp_path: Path) -> None:
+    """A column of one's own that is called picture divides nothing."""
+    gallery = small_gallery(tmp_path)
+    commit(gallery, ["a1", "a2", "b1"], picture="front", sku="a", colour="red")
+    gallery.use_products("sku,colour")
+    (gallery.folder / "gallery.db").unlink()
+    kept = lookalike_here("index", "verify", str(gallery.folder), "--repair").stdout
+    assert "--product" not in kept
+    assert Gallery(gallery.folder).manifest.units == {"product": "sku", "variant": "colour"}
+    for name in ("gallery.db", "gallery.json"):
+        (gallery.folder / name).unlink()
+    said = lookalike_here("index", "verify", str(gallery.folder), "--repair").stdout
+    hint = f"set them again by `lookalike index add {gallery.folder} --product COLUMN`"
+    assert f"the columns of products and variants are lost, if there were any; {hint}\n" in said
+    assert Gallery(gallery.folder).manifest.units == {}
+    lookalike_here("index", "add", str(gallery.folder), "--product", "sku,colour")
+    assert Gallery(gallery.folder).manifest.units == {"product": "sku", "variant": "colour"}
