@@ -14,7 +14,7 @@ from pathlib import Path
 from retrieval.errors import InputError
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.images.location import Location
-from retrieval.ingest.tables import read_rows
+from retrieval.ingest.tables import read_rows, separator_hint
 from retrieval.storage.records import Value
 from retrieval.text import pluralize
 
@@ -65,9 +65,8 @@ def read_judgements(file: Path, gallery: SearchableGallery) -> Judgements:
     name = next((name for name in _NAMES if name in columns), None)
     if name is None or not {"label", "decision"} & columns:
         what = f"columns {', '.join(map(repr, columns))}"
-        raise InputError(
-            f"{file}: {what}; it needs one of id, key and path, and label or decision, or a, b and same"
-        )
+        needs = "it needs one of id, key and path, and label or decision, or a, b and same"
+        raise InputError(f"{file}: {what}; {separator_hint(list(columns)) or needs}")
     given = [(place, row[name], str(row.get("label") or ""), _action(row, place)) for place, row in rows]
     given = [one for one in given if one[2] or one[3]]
     find = _ids_of_paths if name == "path" else _ids_of

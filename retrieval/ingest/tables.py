@@ -319,6 +319,8 @@ def _csv_blocks(file: Path, count: int) -> Iterator[list[Any]]:
                 if not block[-1]:
                     return
                 yield block
+    except FileNotFoundError as error:
+        raise InputError(f"{file}: there is no such file") from error
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{file}: cannot be read as a CSV file in UTF-8 ({error})") from error
 
@@ -487,9 +489,14 @@ def check_columns(place: str, names: Sequence[str], required: Sequence[str]) -> 
     for column in required:
         if column not in names:
             hint = did_you_mean(column, names, f"columns: {', '.join(map(repr, names[:10])) or 'none'}")
-            if len(names) == 1 and (mark := next((mark for mark in ";\t|" if mark in names[0]), None)):
-                hint = f"its fields are separated by {mark!r}; save it with commas"
-            raise InputError(f"{place}: no column {column!r}; {hint}")
+            raise InputError(f"{place}: no column {column!r}; {separator_hint(names) or hint}")
+
+
+def separator_hint(names: Sequence[str]) -> str | None:
+    """Return what splits the only column of a table into several, and what to do; `None` if nothing does."""
+    if len(names) == 1 and (mark := next((mark for mark in ";\t|" if mark in names[0]), None)):
+        return f"its fields are separated by {mark!r}; save it with commas"
+    return None
 
 
 def _check_unique(file: Path, names: list[str]) -> None:

@@ -258,6 +258,7 @@ def test_keys_that_are_numbers_are_not_ids(tmp_path: Path) -> None:
         ("key,label\n0,z\n0,y\n", "line 3: '0' has the label 'z' in another row; leave one"),
         ("a,b,same\n0,1,1\n", "decides on pairs"),
         ("key,name\n0,z\n", "it needs one of id, key and path, and label"),
+        ("key;label\n0;z\n", "columns 'key;label'; its fields are separated by ';'; save it with commas"),
     ],
 )
 def test_wrong_tables_of_labels_change_nothing(tmp_path: Path, text: str, message: str) -> None:
@@ -268,6 +269,11 @@ def test_wrong_tables_of_labels_change_nothing(tmp_path: Path, text: str, messag
     assert message.format(table, table) in done.stderr
     assert labels_of(gallery) == ["a", "b", "c"]
     assert DecisionLog(gallery.folder).read() == []
+
+
+def test_table_of_labels_that_is_not_there_is_not_blamed_for_its_encoding(shop: Path) -> None:
+    done = lookalike_here("check", "decide", str(shop / "g"), str(shop / "labels.csv"), code=2)
+    assert done.stderr == f"lookalike: {shop / 'labels.csv'}: there is no such file\n"
 
 
 def test_log_that_was_torn_is_continued(shop: Path) -> None:
