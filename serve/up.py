@@ -199,21 +199,35 @@ def _advice(gallery: Gallery, target: Path, table: Path | None) -> Iterator[str]
 def _find_table(folder: Path) -> tuple[Path, Path] | None:
     """Return the table that describes the pictures of a folder, and the folder of its paths.
 
+    If there is none, print why each table that was looked at is not one.
+
     Raises:
         InputError: The table is invalid.
     """
     from retrieval.ingest.tables import TableReport, read_table
 
+    unused: dict[Path, str] = {}
     top = folder.resolve()
     beside = [top.with_name(f"{top.name}.csv"), *(top.parent / name for name in _TABLES)]
     for table in (*(top / name for name in _TABLES), *sorted(top.glob("*.csv")), *beside):
-        if table.is_file() and (table.suffix != ".csv" or "path" in _columns(table)):
+        if not table.is_file():
+            continue
+        try:
             paths = [row.path for row in read_table(table, TableReport())]
-            bases = (base for base in (top, table.parent) if any((base / path).is_file() for path in paths))
-            base = next(bases, None)
-            if base is not None:
-                print_status(f"table: {table}, {', '.join(_columns(table))}")
-                return table, base
+        except InputError as error:
+            if table.suffix != ".csv" or "path" in _columns(table):
+                raise
+            # Any other table may lie there; but who wrote a table of labels must learn why it is none.
+            unused[table] = str(error)
+            continue
+        bases = (base for base in (top, table.parent) if any((base / path).is_file() for path in paths))
+        base = next(bases, None)
+        if base is not None:
+            print_status(f"table: {table}, {', '.join(_columns(table))}")
+            return table, base
+        unused[table] = f"{table}: none of its paths is a file in {top}"
+    for reason in unused.values():
+        print_status(f"table not used: {reason}")
     return None
 
 
