@@ -249,7 +249,7 @@ class Gallery(SearchableGallery):
 
     def add(
         self,
-        paths: Iterable[str | Path],
+        paths: str | Path | Iterable[str | Path],
         *,
         metadata: str | Path | Sequence[Mapping[str, object]] | None = None,
         root: str | Path | None = None,
@@ -263,7 +263,7 @@ class Gallery(SearchableGallery):
         """Embed and add new and changed images.
 
         Args:
-            paths: Image files, folders, glob patterns, tar shards and URLs (s3://, https://, ...).
+            paths: Image files, folders, glob patterns, tar shards and URLs (s3://, https://), or one of them.
             metadata: CSV or Parquet file, or the values by column for each of `paths`, which then are files.
             root: Folder that relative paths in the metadata table refer to.
             index: Index to build; `None` keeps the present kind of index.
@@ -279,8 +279,9 @@ class Gallery(SearchableGallery):
             InputError: A path does not exist or contains no image, or the metadata is invalid.
             LookalikeError: Too many files are unusable, another process is writing, or the database fails.
         """
+        places = [paths] if isinstance(paths, str | Path) else list(paths)
         return self.add_sources(
-            Sources(list(paths), metadata=metadata, root=None if root is None else Path(root)),
+            Sources(places, metadata=metadata, root=None if root is None else Path(root)),
             index=index,
             reindex=reindex,
             policy=BadFilePolicy(retry, MAX_BAD if max_bad is None else max_bad),

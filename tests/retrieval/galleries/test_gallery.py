@@ -115,6 +115,12 @@ def test_k_beyond_the_gallery_and_empty_gallery(gallery: Gallery, shop: Path) ->
         gallery.search_vectors(np.zeros((1, 3), np.float32))
 
 
+def test_one_path_is_added_as_a_list_of_it(gallery: Gallery, shop: Path) -> None:
+    assert gallery.add(str(shop / "red" / "0.png")).added == 1
+    assert gallery.add(shop / "red" / "1.png").added == 1
+    assert len(gallery) == 2
+
+
 def test_adding_again_is_a_no_op(gallery: Gallery, shop: Path) -> None:
     assert gallery.add([shop]).added == 24
     before = sorted(p.name for p in (gallery.folder / "segments").iterdir())
