@@ -204,7 +204,9 @@ def _embed(
     found = candidate.embed(paths, files, f"embedding ({candidate.name})", show_progress=show_progress)
     readable = [images[i] for i in found.positions]
     if not readable:
-        raise InputError("none of the data set's images could be read; check its files")
+        # One is enough to see which folder the paths are taken to be of.
+        first = f", such as {found.bad[0]}" if found.bad else ""
+        raise InputError(f"none of the data set's {len(images)} images could be read{first}; check its files")
     return _EmbeddedImages(readable, found)
 
 

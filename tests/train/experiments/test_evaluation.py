@@ -408,6 +408,15 @@ _opened: list[str] = []
 sys.addaudithook(lambda event, words: _opened.append(str(words[0])) if event == "open" else None)
 
 
+def test_data_without_a_readable_image_names_one_with_the_reason(model_file: Path, tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("path,label\nred/1.jpg,red\nred/2.jpg,red\n")
+    arguments = ["evaluate", str(model_file), "--data", f"csv:{table}", "--out", str(tmp_path / "report")]
+    done = lookalike_here(*arguments, code=2)
+    missing = f"{tmp_path / 'red' / '1.jpg'}: there is no such file"
+    assert f"none of the data set's 2 images could be read, such as {missing}; check" in done.stderr
+
+
 def test_model_file_is_opened_once(model_file: Path, shop: Path) -> None:
     _opened.clear()
     ours = evaluate_target(model_file, data.load(f"folder:{shop}"), ["untrained"])
