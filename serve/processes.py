@@ -94,6 +94,8 @@ class _Server(uvicorn.Server):
         if gradio := self.lifespan.state.get("gradio"):
             gradio.stop_streams()
         await super().shutdown(sockets)
+        if self.force_exit:  # by a second Ctrl-C; cancelled, the lifespan would log a traceback
+            await self.lifespan.shutdown()
 
 
 def run_workers(

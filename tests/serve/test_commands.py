@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -247,3 +248,13 @@ def test_insecure_accepts_any_host(shop_gallery: Path, tmp_path: Path) -> None:
     with serving(command, tmp_path / "scratch") as server:
         answer = httpx.get(f"{server.url}/healthz", headers={"Host": "gallery.example"}, timeout=30)
         assert answer.json() == {"status": "ok"}
+
+
+def test_second_interruption_ends_as_quietly(shop_gallery: Path, tmp_path: Path) -> None:
+    with serving([*SERVE, str(shop_gallery)], tmp_path) as server:
+        server.process.send_signal(signal.SIGINT)
+        time.sleep(0.02)  # two signals at once are one
+        code, output = server.stop()
+    assert code == 0
+    assert "Traceback" not in output
+    assert output.endswith("stopped\n")
