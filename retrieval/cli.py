@@ -18,7 +18,7 @@ from typing import Any, cast
 import click
 from click.shell_completion import CompletionItem
 
-from retrieval.errors import LookalikeError, describe_os_error
+from retrieval.errors import LookalikeError, describe_os_error, did_you_mean
 from retrieval.machine.extras import missing_extra
 from retrieval.old_names import renew
 from retrieval.plugins import import_files
@@ -157,6 +157,14 @@ class LazyGroup(click.Group):
             if hint := missing_extra(error):
                 raise LookalikeError(f"`{ctx.command_path} {name}` {hint}") from error
             raise
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in self._lazy and not args[0].startswith("-"):
+            hint = did_you_mean(args[0], self._lazy, "choose another one")
+            ctx.fail(f"no such command {args[0]!r}; {hint}")
+        return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Return the sub-commands that begin so, without importing them."""

@@ -103,7 +103,8 @@ def up(
     place = Location.parse(folder)
     is_remote = place.kind == "url"
     if not is_remote and not folder.is_dir():
-        raise InputError(f"{folder}: there is no such folder; name the folder that has your pictures")
+        what = "a file, not a folder" if folder.exists() else "there is no such folder"
+        raise InputError(f"{folder}: {what}; name the folder that has your pictures")
     if is_gallery(folder):
         raise InputError(
             f"{folder}: a gallery, not a folder of pictures; `lookalike serve {folder}` serves it"

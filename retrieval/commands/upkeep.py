@@ -198,7 +198,7 @@ def _info(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("removed", "`lookalike index optimize --compact` frees their space"),
         ("waiting", "no vector; `lookalike index add` with the same images embeds them again"),
         ("bridged", "from another model's vectors; `lookalike index rebuild --bridge` goes on"),
-        ("bad_files", "`lookalike index add --retry` retries them"),
+        ("bad_files", "`lookalike index add --retry` with the same images tries them again"),
     ):
         if facts[name]:
             lines.append((name.replace("_", " "), f"{facts[name]} ({hint})"))

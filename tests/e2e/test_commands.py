@@ -120,7 +120,8 @@ def test_queries_outside_the_gallery_are_searched_in_it(gallery: Path, tmp_path:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["serch"], "No such command"),
+        (["serch"], "no such command 'serch'; did you mean 'search'?"),
+        (["index", "zzz"], "no such command 'zzz'; choose another one (see `lookalike index --help`)"),
         (["search"], "Missing argument"),
         (["search", "nowhere", "x.png"], "not a gallery"),
         (["search", "{gallery}", "nowhere.png"], "nowhere.png: there is no such file"),

@@ -188,8 +188,13 @@ def test_killed_and_interrupted_runs_lose_nothing(
 
 def test_what_cannot_be_served_is_said_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for name, reason in (("none", "there is no such folder"), ("empty", "no image files in it")):
+    (tmp_path / "file").touch()
+    for name, reason in (
+        ("none", "there is no such folder"),
+        ("file", "a file, not a folder"),
+        ("empty", "no image files in it"),
+    ):
         done = subprocess.run([*UP, str(tmp_path / name)], capture_output=True, text=True)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert reason in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+    assert {path.name for path in tmp_path.iterdir()} == {"empty", "file"}

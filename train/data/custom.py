@@ -109,6 +109,8 @@ def _rows(file: Path) -> Iterator[_Row]:
             check_columns(f"csv:{file}", reader.fieldnames or (), ("path", "label"))
             for row in reader:
                 yield _row(file, reader.line_num, row)
+    except FileNotFoundError:
+        raise InputError(f"csv:{file}: no such file") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"csv:{file}: cannot be read ({error})") from error
 

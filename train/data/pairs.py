@@ -101,6 +101,8 @@ def _read(file: Path, where: str) -> Mapping[str, Sequence[str]]:
                 reader = csv.DictReader(lines, restval="")
                 rows = list(reader)
                 columns = {name: [row[name] for row in rows] for name in reader.fieldnames or ()}
+    except FileNotFoundError:
+        raise InputError(f"{where}: no such file") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{where}: cannot be read ({error})") from error
     for name in ("image_a", "image_b"):

@@ -107,7 +107,7 @@ def test_image_outside_the_class_folders_of_a_split_is_refused(shop: Path, tmp_p
         ("floder:x", "did you mean 'folder'"),
         ("folder:", "no path given"),
         ("folder:/nowhere", "no such folder"),
-        ("csv:/nowhere", "cannot be read"),
+        ("csv:/nowhere", "csv:/nowhere: no such file"),
         ("digits:/nowhere", "datasets fetch digits"),
         ("cub200", "no folder given; write cub200:ROOT"),
         (
