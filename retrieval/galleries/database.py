@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from retrieval.errors import InputError, StoreError, pointing
-from retrieval.files import check_free
+from retrieval.files import check_free, file_version
 from retrieval.galleries import database_folder as folders
 from retrieval.galleries.inapplicable import inapplicable
 from retrieval.galleries.items import Item, Ranked, item_values, ranked
@@ -148,6 +148,7 @@ class DatabaseView(SearchableGallery):
         self._open(address)
 
     def _open(self, address: Address | None) -> None:
+        self._version = file_version(self._folder / folders.NAME)
         self._known = folders.read_folder(self._folder)
         self.address = str(self._known.address)
         self.location = address or self._known.address
@@ -301,6 +302,8 @@ class DatabaseView(SearchableGallery):
 
     def replaced(self) -> bool:
         """Return whether the folder is that of another collection now."""
+        if file_version(self._folder / folders.NAME) == self._version:
+            return False  # the same file, which every request asks
         return folders.read_folder(self._folder).uuid != self._known.uuid
 
     def refresh(self) -> None:
