@@ -81,14 +81,19 @@ class Operation:
         return ("kill", "time") if self.database else tuple(ACCIDENTS)
 
 
-def _pictures() -> None:
-    """A gallery of pictures with a table, and more pictures."""
+def _draw() -> None:
+    """Pictures, more of them, and two models."""
     draw_classes(Path("photos"), ("red", "green", "blue"), 6)
     draw_classes(Path("more"), ("red", "black"), 5, first=20)
-    rows = "".join(f"{color}/{n}.png,{n}.5\n" for color in ("red", "green", "blue") for n in range(6))
-    Path("photos/prices.csv").write_text("path,price\n" + rows)
     write_model(Path("model.onnx"))
     write_model(Path("other.onnx"), note="other")
+
+
+def _pictures() -> None:
+    """A gallery of pictures with a table, and more pictures."""
+    _draw()
+    rows = "".join(f"{color}/{n}.png,{n}.5\n" for color in ("red", "green", "blue") for n in range(6))
+    Path("photos/prices.csv").write_text("path,price\n" + rows)
     words = ("--model", "model.onnx", "--metadata", "photos/prices.csv")
     lookalike_here("index", "build", GALLERY, "photos", *words)
 
@@ -239,10 +244,7 @@ def address(database: str, name: str) -> str:
 
 def _pictures_in_database(database: str) -> None:
     """As `_pictures`, without a table."""
-    draw_classes(Path("photos"), ("red", "green", "blue"), 6)
-    draw_classes(Path("more"), ("red", "black"), 5, first=20)
-    write_model(Path("model.onnx"))
-    write_model(Path("other.onnx"), note="other")
+    _draw()
     words = ("--model", "model.onnx", "--store", address(database, GALLERY))
     lookalike_here("index", "build", GALLERY, "photos", *words)
 
