@@ -60,7 +60,7 @@ class ConditionError(InputError):
 
 
 class LockedError(LookalikeError):
-    """Another process is writing to the gallery."""
+    """Another process is writing to the gallery, or keeps its database locked."""
 
 
 class StoreError(LookalikeError):

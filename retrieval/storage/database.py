@@ -17,7 +17,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from retrieval.errors import LookalikeError
+from retrieval.errors import LockedError, LookalikeError
 from retrieval.storage import functions, schema
 
 _SCHEMA = "SELECT name, sql FROM sqlite_master ORDER BY name"
@@ -25,6 +25,7 @@ _SEALED = ("meta", "segments", "indexes", "sqlite_sequence")
 # Pages of a transaction that stay in memory: if they did not fit, readers would have to wait until its end.
 _CACHE_KIB = 512 * 1024
 _IDLE = 8  # open connections that a reader keeps
+_PATIENCE = 30  # seconds for another process to unlock the database
 _READER_CACHE = "PRAGMA cache_size = -16384"  # in kB: the facts about 50,000 items
 
 
@@ -117,7 +118,9 @@ def create(folder: Path) -> None:
 
 def connect(folder: Path) -> sqlite3.Connection:
     """Open the database, read-only if it cannot be written; it is never created."""
-    db = sqlite3.connect(_uri(folder), uri=True, timeout=30, isolation_level=None, check_same_thread=False)
+    db = sqlite3.connect(
+        _uri(folder), uri=True, timeout=_PATIENCE, isolation_level=None, check_same_thread=False
+    )
     functions.register(db)
     return db
 
@@ -200,5 +203,9 @@ def convert_errors(folder: Path) -> Iterator[None]:
 
 
 def _failed(folder: Path, error: sqlite3.DatabaseError) -> LookalikeError:
+    code: int | None = getattr(error, "sqlite_errorcode", None)
+    if code is not None and code & 0xFF == sqlite3.SQLITE_BUSY:
+        what = f"another process has kept the gallery's database locked for {_PATIENCE} seconds"
+        return LockedError(f"{folder}: {what}; let it go on or end it, then try again")
     hint = f"; run `lookalike index verify {folder} --repair`" if is_damage(error) else ""
     return LookalikeError(f"{folder}: the gallery's database failed ({error}){hint}")

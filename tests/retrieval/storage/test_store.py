@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrieval import Gallery, InputError, LookalikeError
+from retrieval.errors import LockedError
 from retrieval.storage import database
 from retrieval.storage.items import ItemWriter
 from retrieval.storage.records import BadFile, Change, FileStamp, IndexSpec, NewItem, Value
@@ -202,6 +203,24 @@ def test_nothing_is_written_without_the_lock(gallery: Gallery) -> None:
     with pytest.raises(LookalikeError, match="lock"):
         gallery.store.commit(unit_vectors(1), new_items(["a"]))
     assert not gallery.store.leftovers()
+
+
+def test_a_database_that_another_process_keeps_locked(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "_PATIENCE", 0.1)
+    before = contents(gallery)
+    with closing(database.connect(gallery.folder)) as other:
+        other.execute("BEGIN")
+        other.execute("SELECT * FROM meta").fetchone()  # as a reader that is stopped here
+        with pytest.raises(LockedError, match=r"another process has kept .* locked for 0.1 seconds"):
+            commit(gallery, ["later"])
+        other.execute("ROLLBACK")
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(LockedError, match=r"let it go on or end it"):
+            Gallery(gallery.folder)
+    assert contents(Gallery(gallery.folder)) == before
+    commit(Gallery(gallery.folder), ["later"])
 
 
 def test_commits_of_other_stores_are_seen(gallery: Gallery) -> None:
