@@ -3,13 +3,16 @@
 A command runs in a forked process in which every access to the disk is a step: an SQL statement, a flush, a
 rename, a deletion, a new file. At one step, or at a random time, it is killed; or the power fails, and files
 that were not flushed are torn, names of files whose folder was not flushed are gone; or an access fails, as
-on a full disk. Meanwhile another process searches. Then:
+on a full disk; or every write does, since the file system is read-only from one step to a later one; or the
+command is stopped and goes on, while another writer tries, and somebody copies the folder, half of its files
+at one step and half at a later one. Meanwhile another process searches. Then:
 
 - each item is as before or as after the command, and all of them are one of the two if the command is whole;
 - while a bridge is served, each item has the vector of the map or the new one, and none the one before;
 - what a reader has found has the scores that brute force gives to such vectors, of one model in an answer;
 - `verify` finds no damage, and nothing that a reader has seen is gone again;
 - what a server has acknowledged is there;
+- the copy is made of such items, or `verify` finds what is wrong with it, and repairs it;
 - the same command, run again, completes, and leaves the files that it leaves without an accident.
 """
 
@@ -33,6 +36,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar
 
 import httpx
@@ -41,12 +45,14 @@ import torch  # noqa: F401  # once, before the forks: `teach` needs it
 
 from retrieval import Gallery
 from retrieval.cli import main
-from retrieval.errors import InputError, LookalikeError
+from retrieval.errors import InputError, LockedError, LookalikeError
 from retrieval.galleries.database_folder import is_gallery
 from retrieval.ingest import sync, watch
 from retrieval.search.calibration import NAME as CALIBRATION
 from retrieval.storage.manifest import read_copy
+from retrieval.storage.store import Store
 from retrieval.upkeep import bridge
+from retrieval.upkeep.verify import verify
 from serve.client import ApiError, Client
 from tests.crash.operations import ACCIDENTS, OPERATIONS, POSTGRES, STORE, Accident, Operation, address
 from tests.retrieval.killing import Killer
@@ -61,6 +67,12 @@ _PATIENCE = 180.0  # seconds of a step of the harness
 ACKNOWLEDGED = "acknowledged"
 _GRACE = 2.0  # seconds for a visitor whose server has ended
 _DATABASE = "shop"  # of the server of PostgreSQL
+# What an access raises in each accident in which one fails: a number of the system, or a text of SQLite.
+FAILURES: dict[Accident, tuple[int, str]] = {
+    "full": (errno.ENOSPC, "database or disk is full"),
+    "broken": (errno.EIO, "disk I/O error"),
+    "readonly": (errno.EROFS, "attempt to write a readonly database"),
+}
 
 
 class BrokenPromiseError(AssertionError):
@@ -191,6 +203,7 @@ def run(
     at_step: Callable[[int], None] | None,
     log: Path,
     kill_after: float = 0.0,
+    when_stopped: Callable[[], object] = lambda: None,
 ) -> int:
     """Run a command in a folder, in a forked process. Return its exit code, negative if it was killed.
 
@@ -198,9 +211,10 @@ def run(
         operation: The command.
         work: The folder.
         at_step: Called with the number of each step, from 1; it may end the process or raise.
-        log: Gets what it prints. The file `ACKNOWLEDGED` beside it gets the keys of the items whose change a
-            server has acknowledged.
+        log: Gets what it prints. The file `ACKNOWLEDGED` beside it gets a line for each visit that a server
+            has acknowledged: the keys of the items that it changed.
         kill_after: Seconds after which it is killed; 0 for not at all.
+        when_stopped: Called each time that it was stopped, before it goes on.
     """
     acknowledged = log.with_name(ACKNOWLEDGED)
     for file in (log, acknowledged):
@@ -238,12 +252,26 @@ def run(
     if kill_after:
         time.sleep(kill_after)
         os.kill(child, signal.SIGKILL)
-    with _killed_after(child, _PATIENCE):
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = _ended(child, when_stopped)
     if visitor:
         with _killed_after(visitor, _GRACE):
             os.waitpid(visitor, 0)
     return code
+
+
+def _ended(child: int, when_stopped: Callable[[], object]) -> int:
+    while True:
+        with _killed_after(child, _PATIENCE):
+            status = os.waitpid(child, os.WUNTRACED)[1]
+        if not os.WIFSTOPPED(status):
+            return os.waitstatus_to_exitcode(status)
+        try:
+            when_stopped()
+        except BaseException:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise
+        os.kill(child, signal.SIGCONT)
 
 
 def _watch(operation: Operation, at_step: Callable[[int], None]) -> None:
@@ -268,9 +296,9 @@ def _visit(operation: Operation, work: Path, server: int, log: Path, acknowledge
     with Client(found[1], seconds=_PATIENCE) as client:
         for visit in operation.visits:
             with contextlib.suppress(ApiError):  # of an accident
-                for key in visit(client):
-                    with acknowledged.open("a") as file:
-                        file.write(f"{key}\n")
+                keys = visit(client)
+                with acknowledged.open("a") as file:
+                    file.write(" ".join(keys) + "\n")
     os.kill(server, signal.SIGTERM)
 
 
@@ -392,16 +420,26 @@ def _version(path: Path) -> tuple[int, int, int]:
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
-def accident_at(step: int, accident: Accident, folder: Path) -> Callable[[int], None]:
-    """Return what a command calls at each of its steps, so that an accident happens at one of them."""
+def accident_at(step: int, accident: Accident, folder: Path, later: int = 0) -> Callable[[int], None]:
+    """Return what a command calls at each of its steps, so that an accident happens at one of them.
+
+    Args:
+        step: The step.
+        accident: The accident.
+        folder: Folder in which the command runs.
+        later: Second step at which the command is stopped, or the last one at which nothing can be written.
+    """
     disk = _Disk(folder) if accident == "power" else None
 
     def happen(number: int) -> None:
-        if number != step:
+        if accident == "stop" and number in (step, later):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if accident == "readonly" and step <= number <= later and _writes():
+            raise _failure_of_step(accident)
+        if number != step or accident in ("stop", "readonly"):
             return
-        if accident in ("full", "broken"):
-            code = errno.ENOSPC if accident == "full" else errno.EIO
-            raise _failure_of_step(code)
+        if accident in FAILURES:
+            raise _failure_of_step(accident)
         if disk:
             disk.fail()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -409,16 +447,66 @@ def accident_at(step: int, accident: Accident, folder: Path) -> Callable[[int], 
     return happen
 
 
-def _failure_of_step(code: int) -> Exception:
+def _failure_of_step(accident: Accident) -> Exception:
     """Return what the access of the present step raises: SQLite has errors of its own."""
+    code, of_sqlite = FAILURES[accident]
+    is_query = _access().f_code.co_name != "watched"
+    return sqlite3.OperationalError(of_sqlite) if is_query else OSError(code, os.strerror(code))
+
+
+def _access() -> FrameType:
+    """Return the call that is the present step."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name not in ("watched", "execute", "executemany"):
-        frame = frame.f_back  # type: ignore[assignment]
-    if frame is not None and frame.f_code.co_name != "watched":
-        return sqlite3.OperationalError(
-            "database or disk is full" if code == errno.ENOSPC else "disk I/O error"
-        )
-    return OSError(code, os.strerror(code))
+    while frame.f_code.co_name not in ("watched", "execute", "executemany"):
+        assert frame.f_back is not None
+        frame = frame.f_back
+    return frame
+
+
+def _writes() -> bool:
+    """Whether the present step needs a file system that can be written."""
+    access = _access()
+    function, given = access.f_locals.get("real"), access.f_locals["args"]
+    if function is None:
+        return given[0].split()[0].upper() not in ("SELECT", "WITH", "PRAGMA", "ATTACH", "DETACH", "ROLLBACK")
+    name, how = function.__name__, [*given[1:], *access.f_locals["options"].values()]
+    if name == "open" and isinstance(how[0], int):
+        return bool(how[0] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+    if name == "open":
+        return any(not {*"wax+"}.isdisjoint(str(mode)) for mode in how[:1])
+    if name in ("mkdir", "unlink", "rmtree"):  # they fail before that, or do nothing
+        return os.path.lexists(given[0]) != (name == "mkdir")
+    return True
+
+
+class _Copy:
+    """A copy of a folder that is made by hand, some files now and the others later.
+
+    Args:
+        source: The folder.
+        target: Where the copy is.
+    """
+
+    def __init__(self, source: Path, target: Path) -> None:
+        self._source, self._target, self._has_begun = source, target, False
+        shutil.rmtree(target, ignore_errors=True)
+
+    def go_on(self) -> None:
+        """Copy every other file, and then all that are not there yet."""
+        files = sorted(path for path in self._source.rglob("*") if path.is_file())
+        for file in files[:: 1 if self._has_begun else 2]:
+            place = self._target / file.relative_to(self._source)
+            if not place.exists():
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, place)
+        self._has_begun = True
+
+
+def _try_to_write(folder: Path) -> None:
+    """Be another writer, if none is there."""
+    if (folder / "gallery.db").exists():
+        with contextlib.suppress(LockedError), Store(folder).writing():
+            pass
 
 
 # ---- readers
@@ -670,6 +758,9 @@ class Site:
             os.close(counter)
             if code != operation.code:
                 raise BrokenPromiseError(f"{name}: exit code {code}: {self.log.read_text()}")
+            answers = (self.out / ACKNOWLEDGED).read_text().splitlines()
+            if len(answers) != len(operation.visits):
+                raise BrokenPromiseError(f"{name}: only {len(answers)} visits were acknowledged")
             after = self._look(operation)
             assert after is not None
             between = forked(lambda: read_state(mapped)) if mapped.exists() else None
@@ -701,27 +792,38 @@ class Site:
         self._restore(operation, course.stage)
         reader = None
         # An image that cannot be read while the map is fitted makes another map.
-        is_other_map = accident in ("full", "broken") and step < course.mapped_at
+        is_other_map = accident in FAILURES and step < course.mapped_at
         is_alone = operation.database == "qdrant"  # an embedded engine has one process
         if course.before is not None and not is_other_map and not is_alone:
             reader = Reader(self.work / operation.target, course.epochs)
-        happen = None if accident == "time" else accident_at(step, accident, self.work)
+        later = step + (course.steps - step) // 2
+        happen = None if accident == "time" else accident_at(step, accident, self.work, later)
+        copy = _Copy(self.work, self.out / "copy")
+
+        def meet() -> None:
+            copy.go_on()
+            if not operation.is_damaged:
+                forked(lambda: _try_to_write(self.work / operation.target))
+
         fsync, beside = os.fsync, None
         if operation.beside and accident != "power":  # which ends all processes
             beside = Beside(operation.beside, self.work, self.out / "beside.log")
         try:
-            code = run(operation, self.work, happen, self.log, seconds)
+            code = run(operation, self.work, happen, self.log, seconds, meet)
         finally:
             os.fsync = fsync
             if beside:
                 beside.stop()
         text = self.log.read_text()
         logs = operation.words[0] == "serve"  # for its operator; the visitor gets a line
-        if accident in ("full", "broken") and (code == 70 or ("Traceback" in text and not logs)):
+        if accident in FAILURES and (code == 70 or ("Traceback" in text and not logs)):
             raise BrokenPromiseError(f"a traceback:\n{text}")
-        if accident in ("full", "broken") and code not in (0, 1, 3):
+        if accident in FAILURES and code not in (0, 1, 3):
             raise BrokenPromiseError(f"exit code {code}:\n{text}")
         sight = reader.stop() if reader else None
+        is_busy = bool(operation.beside) and "being written by" in text
+        if accident == "stop" and code != operation.code and not is_busy:
+            raise BrokenPromiseError(f"after it was stopped, exit code {code}:\n{text}")
         if code == 3 and operation.words[1] == "rebuild" and course.mapped is None:
             return  # it has said that it left images out, and the gallery before is beside it
         if sight and sight.problem:
@@ -731,8 +833,11 @@ class Site:
         left = self._look(operation)
         is_done = left is not None and left.equals(course.after, calibration=not operation.calibrates)
         # One that goes on, or has said that it left images out, has an exit code of its own.
-        if code != 3 and not (accident in ("full", "broken") and "--watch" in operation.words):
+        if code != 3 and not (accident in FAILURES and "--watch" in operation.words):
             self._judge(course, left, is_done, sight)
+        if accident == "stop" and not operation.is_damaged:
+            copy.go_on()
+            self._judge_copy(course)
         self._repeat(course, is_done)
 
     def _judge(self, course: Course, left: State | None, is_done: bool, sight: Sight | None) -> None:
@@ -758,6 +863,30 @@ class Site:
                 raise BrokenPromiseError(f"{key} was seen, and is lost")
         if not course.operation.is_damaged:
             self._verify(course.operation)
+
+    def _judge_copy(self, course: Course) -> None:
+        """Judge a copy of the folder that was made while the command wrote."""
+        target = self.out / "copy" / course.operation.target
+        states = [state for epoch in course.epochs for state in epoch]
+
+        def look() -> list[str]:
+            """Return the items that are wrong, although `verify` has found nothing, or has repaired it."""
+            try:
+                problems: object = verify(target).problems
+            except LookalikeError as error:
+                problems = error
+            if problems:
+                verify(target, repair=True)
+            found = read_state(target)
+            assert found is not None
+            return [
+                key
+                for key in found.items
+                if not any(key in state.items and found.has(key, state) for state in states)
+            ]
+
+        if (target / "gallery.db").exists() and (wrong := forked(look)):
+            raise BrokenPromiseError(f"of a copy that was made meanwhile, {wrong[:5]} are wrong")
 
     def _verify(self, operation: Operation) -> None:
         target = self.work / operation.target

@@ -26,13 +26,15 @@ _QUICK = ("--set", "steps=5", "--set", "folds=2", "--set", "powers=[0.5]")
 
 
 Visit = Callable[[Client], list[str]]
-Accident = Literal["kill", "time", "power", "full", "broken"]
+Accident = Literal["kill", "time", "power", "full", "broken", "readonly", "stop"]
 ACCIDENTS: dict[Accident, str] = {
     "kill": "killed at a step",
     "time": "killed at a random time",
     "power": "power lost at a step",
     "full": "disk full at a step",
     "broken": "I/O error at a step",
+    "readonly": "read-only from a step on",
+    "stop": "stopped at two steps",
 }
 STORE = "STORE"  # word of a command for which the address of the target's collection is put
 POSTGRES = "LOOKALIKE_CRASH_POSTGRES"  # environment variable with the address of the database

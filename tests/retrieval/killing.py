@@ -180,8 +180,10 @@ class Killer:
         if self._busy:  # the function accesses the disk as well
             return
         self._busy = True
-        self._at_step(next(self._numbers))
-        self._busy = False
+        try:
+            self._at_step(next(self._numbers))
+        finally:
+            self._busy = False
 
     def watch(self, owner: Any, name: str) -> None:
         """Count every call of a function as a step."""
