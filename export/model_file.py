@@ -26,6 +26,7 @@ from retrieval.images.preprocess import Preprocess
 from retrieval.machine.installation import versions
 from retrieval.model.embedder import FORMAT_VERSION, Embedder
 from retrieval.model.runtime import Runtime
+from retrieval.model.training_images import TrainingImages
 from retrieval.progress import Progress
 from train.loop.run_folder import Run
 from train.losses.matryoshka import prefix_weights
@@ -145,7 +146,17 @@ def export_run(
         share = None if blend == "auto" else blend
         blended = blend_with_start(run, model, share, show_progress=options.show_progress)
         provenance["blend"] = blended.to_dict()
-    exported = export_model(model, config.preprocess, out, provenance, samples, options, matryoshka=dims)
+    own = samples if data is None else SampleImages.load_or_noise(config.data)
+    exported = export_model(
+        model,
+        config.preprocess,
+        out,
+        provenance,
+        samples,
+        options,
+        matryoshka=dims,
+        training_images=own.training_images(),
+    )
     return replace(exported, blend=blended)
 
 
@@ -158,6 +169,7 @@ def export_model(
     options: ExportOptions = DEFAULT_OPTIONS,
     *,
     matryoshka: Sequence[int] = (),
+    training_images: TrainingImages | None = None,
 ) -> Exported:
     """Export a network to an ONNX file, which is kept only if it computes the same embeddings.
 
@@ -174,6 +186,7 @@ def export_model(
         options: Export options.
         matryoshka: Dimensions at which the embeddings may be cut off, ascending, with their own last; stored
             in the metadata as `matryoshka` of `lookalike.embedding`. Empty if they were not trained for it.
+        training_images: Images that the network was trained on, stored in the metadata; `None` if unknown.
 
     Raises:
         InputError: The images cannot be used.
@@ -193,6 +206,8 @@ def export_model(
         "lookalike.embedding": embedding,
         "lookalike.provenance": provenance,
     }
+    if training_images is not None:
+        metadata["lookalike.training_images"] = training_images.to_dict()
     out.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(out) as draft, TemporaryDirectory() as folder:
         fp32_file = draft if precision == "fp32" else Path(folder, "fp32.onnx")

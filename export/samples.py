@@ -11,6 +11,7 @@ import numpy as np
 from retrieval.errors import InputError
 from retrieval.images.decode import Decoded, decode_ahead
 from retrieval.images.preprocess import Preprocess
+from retrieval.model.training_images import TrainingImages
 from train import data
 from train.data import DataSet, LabelledImage
 
@@ -46,6 +47,15 @@ class SampleImages:
             return cls.load(spec)
         except InputError:
             return cls(None)
+
+    def training_images(self) -> TrainingImages | None:
+        """Return the training images of the data set, held-out ones included; `None` for noise."""
+        if self.dataset is None:
+            return None
+        images = self.dataset.train
+        labels = {image.label for image in images} if self.dataset.labelled else set[str]()
+        found = TrainingImages.of([image.path for image in images], labels)
+        return found if len(found.contents) else None
 
     def sample_pixels(self, count: int, preprocess: Preprocess) -> tuple[np.ndarray, str]:
         """Return at most `count` random test images (fixed seed), uint8 [n, S, S, 3], and a description."""

@@ -66,7 +66,7 @@ def info(ctx: click.Context, file: Path, no_latency: bool, runtime: Runtime, as_
     The output covers preprocessing, embedding size, training data and settings, validation results, the
     operators of the graph, and the time for batches of 1, 4, 32 and --batch-size images on this machine. The
     fingerprint is the SHA-256 of the file: a gallery accepts only the model that it was built with. --json
-    prints the complete metadata.
+    prints the metadata.
 
     \b
       lookalike model info model.onnx
@@ -85,6 +85,7 @@ def info(ctx: click.Context, file: Path, no_latency: bool, runtime: Runtime, as_
         "bytes": file.stat().st_size,
         "fingerprint": embedder.fingerprint,
         "metadata": embedder.metadata,
+        "training_images": _training_images(embedder),
         "map": embedder.has_map,
         "graph": _graph(archive.read(IMAGE) if archive else file.read_bytes()),
         "text": None if archive is None else _text_facts(embedder, archive),
@@ -92,6 +93,11 @@ def info(ctx: click.Context, file: Path, no_latency: bool, runtime: Runtime, as_
         "latency_ms": None if no_latency else {n: 1000 * measure_latency(embedder, n) for n in batches},
     }
     print_result(facts, as_json, _aligned(_rows(facts)))
+
+
+def _training_images(embedder: Embedder) -> dict[str, int] | None:
+    found = embedder.training_images
+    return None if found is None else {"images": found.images, "classes": found.classes}
 
 
 def _text_facts(embedder: Embedder, archive: ModelArchive) -> dict[str, Any]:
@@ -154,6 +160,7 @@ def _rows(facts: Mapping[str, Any]) -> dict[str, str]:
         "file": f"{facts['model']}, {facts['bytes'] / 1e6:.1f} MB",
         "fingerprint": facts["fingerprint"],
         **{name: _inline(part) for name, part in metadata.items()},
+        **({"trained on": _inline(facts["training_images"])} if facts["training_images"] else {}),
         "map": "embedding_map, for heatmaps" if facts["map"] else "none",
         **{name: _inline(settings[name]) for name in _SETTINGS if settings.get(name) is not None},
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from retrieval.errors import InputError, LookalikeError
 from retrieval.evaluation.findings import ImageSet, find_mistakes
 from retrieval.evaluation.products import best_view_values, product_results, shown_variants
-from retrieval.evaluation.report import TRAINED_NOTE, Report
+from retrieval.evaluation.report import FLATTERED, Report
 from retrieval.evaluation.score import Result, evaluate
 from retrieval.evaluation.verdict import DECIDING, Verdict, judge
 from retrieval.galleries.searchable import SearchableGallery
@@ -20,8 +20,10 @@ from retrieval.metrics.clustering import effort_note
 from retrieval.metrics.inputs import build_inputs
 from retrieval.metrics.statistics import bootstrap_intervals
 from retrieval.metrics.table import METRICS, Evidence
+from retrieval.model.training_images import UNKNOWN
 from retrieval.search.embeddings import StoredEmbeddings
 from retrieval.search.groups import whole_products
+from retrieval.storage.records import StoredItem
 
 _NAME = "stored embeddings"
 _WITHOUT_VIEWS = ", with the other views of its product"
@@ -163,7 +165,8 @@ def compare_models(
         for side in sides
     )
     verdict = judge("the new model", "the old one", ours, theirs, classes, products=products)
-    return ModelComparison(verdict, len(ids), len(items), _training_remark(old, new, verdict))
+    remark = _training_remark(old, new, verdict, new.stored_items(ids.tolist()))
+    return ModelComparison(verdict, len(ids), len(items), remark)
 
 
 def _vectors_by_key(old: SearchableGallery, new: SearchableGallery, ids: np.ndarray) -> dict[int, np.ndarray]:
@@ -205,31 +208,41 @@ def _deciding_values(
     }
 
 
-def _training_remark(old: SearchableGallery, new: SearchableGallery, verdict: Verdict) -> str:
-    """Return what training on these images may have done to the comparison.
+def _training_remark(
+    old: SearchableGallery, new: SearchableGallery, verdict: Verdict, items: Iterable[StoredItem]
+) -> str:
+    """Return what training on these images may have done to the comparison."""
+    contents, labels = zip(*((item.content_sha256, item.label) for item in items), strict=True)
+    of_old, of_new = (_learned(gallery, contents, labels) for gallery in (old, new))
+    of_old, of_new = (UNKNOWN if found is None else found for found in (of_old, of_new))
+    if of_old and of_old == of_new:
+        return f"both models {of_old.replace('was', 'were')}: `lookalike evaluate` them on others"
+    if of_old and of_new:
+        return f"the old model {of_old}, the new one {of_new}: `lookalike evaluate` them on others"
+    if of_old:
+        return f"the old model {of_old}, which flatters it"
+    if of_new and verdict.loses:
+        return f"it {of_new.replace('may', 'may even').replace('was', 'was even')}"
+    return f"the new model {of_new}: `lookalike evaluate` it on others" if of_new else ""
 
-    A model file names its training data, not the single images, so it is only known of a pretrained backbone
-    without a layer that it has not seen them.
+
+def _learned(gallery: SearchableGallery, contents: Sequence[str], labels: Sequence[str | None]) -> str | None:
+    """Return what the model has learned of images: see `TrainingImages.remark`.
+
+    A pretrained backbone has not been trained on them. The parts of a picture have contents of their own,
+    and what a layer learned from is not kept: then it is unknown. `None` if there is no readable model.
     """
-    learned = [_may_have_learned(gallery) is not False for gallery in (old, new)]
-    if all(learned):
-        return "both models may have been trained on these images: `lookalike evaluate` them on others"
-    if learned[0]:
-        return "the old model may have been trained on these images, which flatters it"
-    if learned[1] and verdict.loses:
-        return "it may even have been trained on these images"
-    if learned[1]:
-        return "the new model may have been trained on these images: `lookalike evaluate` it on others"
-    return ""
-
-
-def _may_have_learned(gallery: SearchableGallery) -> bool | None:
-    """Return whether the model may have been trained on the images; `None` if there is no readable model."""
     try:
-        origin = gallery.embedder.provenance
+        model = gallery.embedder
     except LookalikeError:
         return None
-    return "source" not in origin or bool(origin.get("layers"))
+    if model.provenance.get("layers"):
+        return UNKNOWN
+    if "source" in model.provenance:
+        return ""
+    if model.training_images is None or gallery.manifest.objects:
+        return UNKNOWN
+    return model.training_images.remark(contents, labels)
 
 
 # ---- labels
@@ -279,7 +292,8 @@ def _variant_notes(shown: np.ndarray, by_chance: np.ndarray, products: np.ndarra
 def _notes(
     gallery: SearchableGallery, found: StoredEmbeddings, labelled: int, queries: int, classes: int
 ) -> tuple[str, ...]:
-    notes = [TRAINED_NOTE] if _may_have_learned(gallery) else []
+    learned = _learned(gallery, found.contents, found.labels)
+    notes = [f"The model {learned}{FLATTERED}"] if learned else []
     if queries < labelled:
         notes.append(f"The queries are a random sample of the {labelled:,} labelled images.")
     if labelled < len(found.labels):

@@ -14,6 +14,7 @@ from retrieval.evaluation.findings import Findings, JudgedQueries
 from retrieval.evaluation.score import BY_PRODUCT, KS, Result
 from retrieval.evaluation.verdict import Verdict
 from retrieval.files import now, write_texts
+from retrieval.model.training_images import UNKNOWN
 from retrieval.text import pluralize
 
 FORMAT_VERSION = 4
@@ -22,7 +23,8 @@ REPORT_FILE = "report.json"
 OFF_THE_SHELF = "off-the-shelf backbone"  # name of the result of a pretrained backbone without a head
 REPORTS_FOLDER = "reports"  # folder of a gallery with the reports that it keeps
 _PRINTED = {"recall_at_1": "Recall@1", "map_at_r": "MAP@R"}  # in the text that stands for a report
-TRAINED_NOTE = "The model may have been trained on these images: others are found less well."
+FLATTERED = ": others are found less well."  # end of the note on a model that knows the images
+TRAINED_NOTE = f"The model {UNKNOWN}{FLATTERED}"
 
 
 @dataclass(frozen=True, repr=False)

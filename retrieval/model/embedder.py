@@ -33,6 +33,7 @@ from retrieval.model.run_sizes import MAX_PADDED, MeasuredSize, pad, padded_runs
 from retrieval.model.runtime import Runtime
 from retrieval.model.sessions import CPU, CUDA, open_session, reason
 from retrieval.model.text_encoder import TextEncoder
+from retrieval.model.training_images import TrainingImages
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -72,6 +73,7 @@ class Embedder(Displayed):
         has_map: The graph has the output `embedding_map`, float32 [N, h, w, D].
         metadata: Metadata of the file, by part: "format", "preprocess", "embedding", "provenance".
         provenance: Origin of the model: training run or pretrained backbone.
+        training_images: Images that it was trained on; `None` if the file does not tell them.
 
     Raises:
         InputError: The file does not exist, is damaged, is not a Lookalike model or has a newer format; or
@@ -111,6 +113,7 @@ class Embedder(Displayed):
         except (InputError, KeyError, TypeError, ValueError) as error:
             raise _damaged(self.path, error) from error
         self.provenance = self.metadata["provenance"]
+        self.training_images = TrainingImages.from_dict(self.metadata.pop("training_images", None))
         self.has_map = any(output.name == "embedding_map" for output in self._session.get_outputs())
         self._check_graph()
 

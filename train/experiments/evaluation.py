@@ -15,7 +15,7 @@ from retrieval.errors import InputError
 from retrieval.evaluation.findings import Findings, ImageSet, find_mistakes
 from retrieval.evaluation.gallery import gallery_protocol
 from retrieval.evaluation.products import product_results
-from retrieval.evaluation.report import Report
+from retrieval.evaluation.report import FLATTERED, Report
 from retrieval.evaluation.score import CURVE_KS, KS, Evaluation, Result, evaluate
 from retrieval.evaluation.verdict import Verdict, judge
 from retrieval.galleries.searchable import SearchableGallery
@@ -149,7 +149,7 @@ def evaluate_opened(
         bad_files=sorted(bad.items()),
         ks=shown_ks,
         notes=(
-            *_notes(opened.config, dataset, published),
+            *_notes(opened, dataset, published, queries.found.contents),
             *filter(None, [probe_note, *(one.note for one in references), left_out]),
         ),
         seed=opened.config.get("seed"),
@@ -368,9 +368,14 @@ def _protocol(dataset: DataSet, gallery: SearchableGallery | None) -> str:
     return "each searched for among all the others"
 
 
-def _notes(config: Mapping[str, Any], dataset: DataSet, published: Published | None) -> tuple[str, ...]:
+def _notes(
+    opened: Target, dataset: DataSet, published: Published | None, contents: Sequence[str]
+) -> tuple[str, ...]:
     notes = []
-    if dataset.test == dataset.train and config.get("data") == dataset.name:
+    known = opened.training_images
+    if learned := "" if known is None else known.remark(contents, ()):
+        notes.append(f"The model {learned}{FLATTERED}")
+    elif dataset.test == dataset.train and opened.config.get("data") == dataset.name:
         notes.append("Training has seen these images: the data set has no test split.")
     if published is not None and published.note:
         notes.append(f"On the published results: {published.note}")

@@ -23,6 +23,7 @@ from retrieval.machine.faiss_backend import CPU, CpuBackend, backend_for
 from retrieval.metrics.ranking import NeighbourSearch
 from retrieval.model.embedder import Embedder
 from retrieval.model.runtime import Runtime
+from retrieval.model.training_images import TrainingImages
 from retrieval.progress import Progress
 from train import settings
 from train.config import FITTED_INITS, Config
@@ -93,6 +94,7 @@ class Target:
         gallery: The gallery, if it is one.
         backend: Where neighbours and clusters are computed.
         search: Nearest-neighbour search; `None` for that of the backend.
+        training_images: Images that a model file says it was trained on; `None` for a run.
     """
 
     candidates: list[Candidate]
@@ -103,6 +105,7 @@ class Target:
     gallery: SearchableGallery | None = None
     backend: CpuBackend = CPU
     search: NeighbourSearch | None = None
+    training_images: TrainingImages | None = None
 
 
 def open_target(target: Path, which: str | None, runtime: Runtime | None = None) -> Target:
@@ -139,6 +142,7 @@ def open_target(target: Path, which: str | None, runtime: Runtime | None = None)
         embedder.fingerprint,
         gallery,
         backend_for(runtime.device),
+        training_images=embedder.training_images,
     )
 
 

@@ -31,6 +31,8 @@ def info(*words: str | Path) -> str:
 def test_json_has_all_metadata(model_file: Path) -> None:
     facts = json.loads(info(model_file, "--device", "cpu", "--batch-size", "3", "--json"))
     stored = {entry.key: json.loads(entry.value) for entry in onnx.load(model_file).metadata_props}
+    images = stored.pop("lookalike.training_images")
+    assert facts["training_images"] == {key: images[key] for key in ("images", "classes")}
     assert {f"lookalike.{part}": value for part, value in facts["metadata"].items()} == stored
     assert facts["bytes"] == model_file.stat().st_size
     assert facts["fingerprint"] == sha256(model_file.read_bytes()).hexdigest()

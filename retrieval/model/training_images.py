@@ -1,0 +1,118 @@
+"""Images that a model was trained on, known by their contents; kept in the model file."""
+
+from __future__ import annotations
+
+import hashlib
+from base64 import b64decode, b64encode
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from retrieval.errors import ImageError
+from retrieval.images.load import content_sha256, read_bytes
+
+_MOST = 20_000  # images and classes that are kept; of more, random ones
+_ENOUGH = 300  # none found among so many: at 95%, fewer than 1% are there (rule of three)
+UNKNOWN = "may have been trained on these images"
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingImages:
+    """The images that a model was trained on, and their classes.
+
+    Images are equal if their files are, so a smaller or newly compressed copy is another image.
+
+    Attributes:
+        images: Number of images.
+        classes: Number of classes.
+        contents: First eight bytes of the SHA-256 of each file, or of a random sample, uint64 [n].
+        labels: The same of the names of the classes, uint64 [c].
+    """
+
+    images: int
+    classes: int
+    contents: np.ndarray
+    labels: np.ndarray
+
+    @classmethod
+    def of(cls, files: Sequence[str | PathLike[str]], labels: Collection[str]) -> TrainingImages:
+        """Read the files, of more than 20,000 a random sample (fixed seed). What cannot be read is left out.
+
+        Args:
+            files: Image files.
+            labels: Names of their classes.
+        """
+        drawn = np.random.default_rng(0).permutation(len(files))[:_MOST]
+        with ThreadPoolExecutor() as pool:
+            contents = list(filter(None, pool.map(_content, (files[row] for row in drawn))))
+        names = sorted(set(labels))
+        kept = np.random.default_rng(0).permutation(len(names))[:_MOST]
+        unread = len(drawn) - len(contents)
+        return cls(
+            len(files) - unread, len(names), _numbers(contents), _numbers(_name(names[row]) for row in kept)
+        )
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any] | None) -> TrainingImages | None:
+        """Return what `to_dict` stored; `None` for nothing, or for what it cannot have stored."""
+        if found is None:
+            return None
+        try:
+            contents, labels = (
+                np.frombuffer(b64decode(found[key], validate=True), "<u8") for key in ("contents", "labels")
+            )
+            images, classes = int(found["images"]), int(found["classes"])
+        except (KeyError, TypeError, ValueError):
+            return None
+        if not 0 < len(contents) <= images:
+            return None
+        return cls(images, classes, contents, labels)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        numbers = {"contents": self.contents, "labels": self.labels}
+        texts = {key: b64encode(part.astype("<u8").tobytes()).decode() for key, part in numbers.items()}
+        return {"images": self.images, "classes": self.classes, **texts}
+
+    def remark(self, contents: Iterable[str], labels: Iterable[str | None]) -> str:
+        """Return what the model has to do with other images, as in "was trained on 3 of these 40 images".
+
+        Args:
+            contents: SHA-256 of each of their files, in hexadecimal digits.
+            labels: Their labels.
+
+        Returns:
+            The remark; empty if it was trained on none of them, and on no class of such a name.
+        """
+        given = _numbers(contents)
+        matches = int(np.isin(given, self.contents).sum())
+        if matches:
+            about = "" if len(self.contents) == self.images else "about "
+            of_all = min(len(given), round(matches * self.images / len(self.contents)))
+            return f"was trained on {about}{of_all:,} of these {len(given):,} images"
+        if len(given) * len(self.contents) < _ENOUGH * self.images and len(self.contents) < self.images:
+            return UNKNOWN
+        names = _numbers(_name(label) for label in {*labels} if label is not None)
+        if known := int(np.isin(names, self.labels).sum()):
+            return f"was trained on other images of {known:,} of these {len(names):,} classes, by their names"
+        return ""
+
+
+def _content(file: str | PathLike[str]) -> str | None:
+    try:
+        return content_sha256(read_bytes(file))
+    except ImageError:
+        return None
+
+
+def _name(label: str) -> str:
+    return hashlib.sha256(label.encode(errors="surrogateescape")).hexdigest()
+
+
+def _numbers(digests: Iterable[str]) -> np.ndarray:
+    """Return the first eight bytes of each distinct SHA-256, uint64, ascending."""
+    return np.unique(np.array([int(digest[:16], 16) for digest in digests], np.uint64))
