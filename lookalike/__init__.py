@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from serve.client import ApiError as ApiError
     from serve.client import AsyncClient as AsyncClient
     from serve.client import Client as Client
+    from serve.client import UnreachableError as UnreachableError
     from serve.gradio.blocks import blocks as blocks
     from train import data as datasets  # noqa: F401
     from train import losses as losses
@@ -58,6 +59,7 @@ _HOMES = {
     "Preprocess": "retrieval",
     "Runtime": "retrieval",
     "SearchOptions": "retrieval",
+    "UnreachableError": "serve.client",
     "blocks": "serve.gradio.blocks",
     "load_image": "retrieval",
     "register_plugin": "retrieval.plugins",

@@ -23,8 +23,8 @@ class LookalikeError(Exception):
     """
 
     exit_code: ClassVar[int] = 1
-    code: ClassVar[str] = "internal-error"
-    status: ClassVar[int] = 500
+    code: str = "internal-error"
+    status: int = 500
     title: ClassVar[str] = "Internal server error"
 
 

@@ -8,8 +8,9 @@
 
 `AsyncClient` is the same for asyncio.
 
-Error responses raise an `ApiError` with a stable `code`, which is empty if the response is not from a
-Lookalike server but, say, from a proxy. Connection errors are those of `httpx`.
+Every failure is a `LookalikeError`. Error responses raise an `ApiError` with a stable `code`, which is empty
+if the response is not from a Lookalike server but, say, from a proxy. A server that does not answer raises
+an `UnreachableError`, an image file that cannot be read an `ImageError` before anything is sent.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
@@ -26,10 +27,20 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, Field
 
-from retrieval.errors import InputError
+from retrieval.errors import InputError, LookalikeError
 from retrieval.search.options import Duplicates, SearchKeywords, SearchOptions, takes_search_options
 from serve.addresses import API, api_of
-from serve.exchanges import Asynchronous, Blocking, Found, ListingSteps, Request, Steps, exchange, listing
+from serve.exchanges import (
+    Asynchronous,
+    Blocking,
+    Found,
+    ListingSteps,
+    Request,
+    Steps,
+    UnreachableError,
+    exchange,
+    listing,
+)
 from serve.wire.decisions import Decision, DecisionsAnswer, UndoAnswer
 from serve.wire.evaluation import EvaluationAnswer as Evaluation
 from serve.wire.evaluation import EvaluationMetric as Metric
@@ -83,6 +94,7 @@ __all__ = [  # the answers are part of the interface of the client
     "Result",
     "ServedGallery",
     "Unchanged",
+    "UnreachableError",
     "Vectors",
 ]
 _TIMEOUT_SECONDS = 35.0  # longer than the default deadline of the server
@@ -100,8 +112,7 @@ class Unchanged:
 UNCHANGED = Unchanged()
 
 
-@dataclass(eq=False)
-class ApiError(Exception):
+class ApiError(LookalikeError):
     """An error response: a problem document (RFC 9457), or a response of another server.
 
     Attributes:
@@ -114,12 +125,18 @@ class ApiError(Exception):
         more: Further members of the problem, such as the `reason` why an image is unusable.
     """
 
-    code: str
-    status: int
-    detail: str
-    instance: str = ""
-    retry_after: float | None = None
-    more: Mapping[str, Any] = field(default_factory=dict)
+    def __init__(
+        self,
+        code: str,
+        status: int,
+        detail: str,
+        instance: str = "",
+        retry_after: float | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(code, status, detail)
+        self.code, self.status, self.detail, self.instance = code, status, detail, instance
+        self.retry_after, self.more = retry_after, more or {}
 
     def __str__(self) -> str:
         return f"{self.status} {self.code}".rstrip() + f": {self.detail}"
@@ -286,7 +303,9 @@ class Requests:
 
         Raises:
             ApiError: The server refuses the request.
-            InputError: Several of image, id, vector, url and like, or nothing; or an unusable Pillow image.
+            ImageError: The file cannot be read, or the Pillow image cannot be used.
+            InputError: Several of image, id, vector, url and like, or nothing.
+            UnreachableError: The server does not answer. So do all other methods.
         """
         views = {"like": [*map(_view, like)], "unlike": [*map(_view, unlike)]}
         number = sum(one is not None for one in (image, id, vector, url)) + bool(views["like"])
@@ -875,10 +894,11 @@ def _files(images: Iterable[ImageSource]) -> list[tuple[str, tuple[str, bytes]]]
 def _bytes(image: ImageSource) -> bytes:
     if isinstance(image, bytes):
         return image
-    if isinstance(image, str | Path):
-        return Path(image).read_bytes()
-    from retrieval.images.load import load_image
+    from retrieval.images.load import load_image, read_bytes
+    from retrieval.images.location import locate
 
+    if isinstance(image, str | Path) and not locate(image).box:
+        return read_bytes(image, regular=False)
     buffer = io.BytesIO()
     load_image(image).save(buffer, "PNG")
     return buffer.getvalue()

@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import httpx
+
+from retrieval.errors import InputError, LookalikeError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -39,6 +42,41 @@ class Found(Generic[T]):
 Pause = float  # seconds
 Steps = Generator[Request | Pause, Any, T]
 ListingSteps = Generator[Request | Pause | Found[T], Any, None]
+
+
+class UnreachableError(LookalikeError):
+    """The server does not answer: nothing listens, the connection breaks, or the timeout has passed.
+
+    Its cause is the error of `httpx`. A request that was sent may have been carried out.
+    """
+
+
+@contextmanager
+def _reaching(http: httpx.Client | httpx.AsyncClient) -> Iterator[None]:
+    """Convert the errors of a connection to the server of a client.
+
+    Raises:
+        InputError: Its address cannot be that of a server.
+        UnreachableError: It does not answer.
+    """
+    where = str(http.base_url).rstrip("/") or "''"
+    try:
+        yield
+    except httpx.UnsupportedProtocol as error:
+        what = "not the address of a server; give one such as http://127.0.0.1:7860"
+        raise InputError(f"{where}: {what}") from error
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        hint = "start it with `lookalike serve GALLERY`, or give the address that it prints"
+        raise UnreachableError(f"{where}: no server answers ({_cause(error)}); {hint}") from error
+    except httpx.TimeoutException as error:
+        what = "no answer within the timeout; try again, or give the client more `seconds`"
+        raise UnreachableError(f"{where}: {what}") from error
+    except httpx.RequestError as error:
+        raise UnreachableError(f"{where}: no whole answer ({_cause(error)}); try again") from error
+
+
+def _cause(error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
 class Blocking:
@@ -70,7 +108,8 @@ class Blocking:
 
     def _take(self, step: Request | Pause) -> httpx.Response | None:
         if isinstance(step, Request):
-            return self._http.request(step.method, step.path, **step.options)
+            with _reaching(self._http):
+                return self._http.request(step.method, step.path, **step.options)
         time.sleep(step)
         return None
 
@@ -105,7 +144,8 @@ class Asynchronous:
 
     async def _take(self, step: Request | Pause) -> httpx.Response | None:
         if isinstance(step, Request):
-            return await self._http.request(step.method, step.path, **step.options)
+            with _reaching(self._http):
+                return await self._http.request(step.method, step.path, **step.options)
         await asyncio.sleep(step)
         return None
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import inspect
 import shutil
-from collections.abc import Iterator
+import socket
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from PIL import Image
 
-from retrieval import InputError
+from retrieval import ImageError, InputError, LookalikeError
 from serve.app import create_app
-from serve.client import ApiError, AsyncClient, Client, Requests
+from serve.client import ApiError, AsyncClient, Client, Requests, UnreachableError
 from serve.core.permissions import Permissions
 from serve.core.service import SearchService
 from tests.serve.asgi_server import answering
@@ -115,6 +119,70 @@ def test_refusals_are_raised_when_awaited(url: str) -> None:
                 await client.search(id=1, wher="x")  # type: ignore[call-arg]
 
     asyncio.run(ask())
+
+
+async def asked(url: str, path: Path) -> object:
+    async with AsyncClient(url, seconds=0.5) as client:
+        return await client.search(path)
+
+
+def ask(url: str, path: Path) -> object:
+    with Client(url, seconds=0.5) as client:
+        return client.search(path)
+
+
+BOTH = pytest.mark.parametrize(
+    "ask", [ask, lambda *given: asyncio.run(asked(*given))], ids=["client", "async"]
+)
+
+
+@BOTH
+@pytest.mark.parametrize("how", ["nothing listens", "silent", "hangs up"])
+def test_server_without_an_answer_is_named(ask: Callable[..., object], how: str, shop: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        if how == "nothing listens":
+            listener.close()
+        hanging_up = threading.Thread(target=lambda: listener.accept()[0].close())
+        if how == "hangs up":
+            hanging_up.start()
+        with pytest.raises(UnreachableError) as lost:
+            ask(url, shop / "red" / "1.png")
+        if how == "hangs up":
+            hanging_up.join()
+    hints = {"nothing listens": "lookalike serve", "silent": "timeout", "hangs up": "try again"}
+    assert str(lost.value).startswith(f"{url}: no ")
+    assert hints[how] in str(lost.value)
+    assert isinstance(lost.value.__cause__, httpx.RequestError)
+
+
+@BOTH
+def test_files_and_addresses_that_cannot_be_used_are_named(
+    ask: Callable[..., object], url: str, shop: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ImageError, match=r"nowhere/1\.png: there is no such file"):
+        ask(url, Path("nowhere/1.png"))
+    with pytest.raises(ImageError, match="it is a folder"):
+        ask(url, tmp_path)
+    with pytest.raises(InputError, match=r"^localhost:7860: not the address of a server; .*http://"):
+        ask("localhost:7860", shop / "red" / "1.png")
+
+
+def test_refusal_is_an_error_like_all_others(url: str) -> None:
+    with Client(url) as client, pytest.raises(LookalikeError, match=r"^404 no-such-image: .*no item 99"):
+        client.image(99)
+
+
+def test_members_of_tar_files_and_parts_of_pictures_are_sent(url: str, shop: Path, tmp_path: Path) -> None:
+    path = shop / "red" / "1.png"
+    with tarfile.open(tmp_path / "shard.tar", "w") as shard:
+        shard.add(path, "a/1.png")
+    with Image.open(path) as picture:
+        part = picture.crop((0, 0, picture.width // 2, picture.height))
+    with Client(url) as client:
+        assert client.search(tmp_path / "shard.tar" / "a" / "1.png", k=3) == client.search(path, k=3)
+        box = f"{path}#xywh=0,0,{part.width},{part.height}"
+        assert client.search(box, k=3) == client.search(part, k=3) != client.search(path, k=3)
 
 
 def test_images_are_changed_as_expected(url: str) -> None:
