@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from retrieval.errors import LookalikeError
 from retrieval.files import has_sha256
 from retrieval.storage import database, removals, schema, segments
 from retrieval.storage.facts import intact_rows
 from retrieval.storage.items import ItemWriter, metadata_columns, read_items
-from retrieval.storage.manifest import Manifest, write_manifest
+from retrieval.storage.manifest import Manifest, parse_manifest, write_manifest
 from retrieval.storage.records import NO_FACTS, Segment, Value
 from retrieval.storage.store import insert_segment
 
@@ -188,6 +189,24 @@ class Remains:
                     todo += [(middle, high), (low, middle)]
                 continue
             yield from rows
+
+
+def old_manifest(folder: Path) -> Manifest | None:
+    """Return the manifest in the old database; `None` if it is damaged, or none of its segments is there.
+
+    The checksum of the small tables counts, so that a wrong dimension cannot make all vectors useless.
+    """
+    try:
+        db = database.connect(folder)
+        with closing(db):
+            if not database.sealed(db):
+                return None
+            listed = {file for (file,) in db.execute("SELECT file FROM segments")}
+            rows = db.execute("SELECT key, value FROM meta").fetchall()
+        manifest = parse_manifest(folder, rows)
+    except (sqlite3.DatabaseError, LookalikeError):
+        return None
+    return manifest if listed & segments.files_in(folder / "segments") else None
 
 
 def _columns(db: sqlite3.Connection, table: str) -> list[str]:

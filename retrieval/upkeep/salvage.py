@@ -90,8 +90,9 @@ def salvage(folder: Path, *, show_progress: bool = False) -> Salvage:
     intact items keep their present facts and metadata, and the lists of runs and unusable files are kept. The
     new database replaces the old one in one step; an interrupted salvage can be repeated.
 
-    Without a copy of the manifest either, items that are parts of pictures show that the gallery divides
-    these. The columns of products and variants and the kind of index are lost then.
+    Without a copy of the manifest, that of the old database counts if it can be read and the files are its
+    own. Without either, items that are parts of pictures show that the gallery divides these; the columns
+    of products and variants and the kind of index are lost then.
 
     Args:
         folder: Gallery folder.
@@ -102,9 +103,7 @@ def salvage(folder: Path, *, show_progress: bool = False) -> Salvage:
         LockedError: Another process is writing.
     """
     with hold_lock(folder):
-        copy = read_copy(folder)
-        if copy and _is_of_another_model(folder, copy):
-            copy = None
+        copy = _kept_manifest(folder)
         manifest = copy or _manifest_of_model(folder)
         for name in ("segments", "indexes", "model", "reports"):
             (folder / name).mkdir(exist_ok=True)
@@ -128,6 +127,15 @@ def salvage(folder: Path, *, show_progress: bool = False) -> Salvage:
     lost = sum(part.count - len(part.at) for part in parts)
     counts = rebuilt.items, rebuilt.complete, lost, rebuilt.renamed, rebuilt.nameless
     return Salvage(*counts, kept_manifest=copy is not None, quarantined=quarantined)
+
+
+def _kept_manifest(folder: Path) -> Manifest | None:
+    """Return the manifest as its copy has it, or else the old database; `None` if both are lost."""
+    for read in (read_copy, recovery.old_manifest):
+        found = read(folder)
+        if found is not None and not _is_of_another_model(folder, found):
+            return found
+    return None
 
 
 def _is_of_another_model(folder: Path, manifest: Manifest) -> bool:

@@ -223,3 +223,88 @@ def test_products_are_said_to_be_lost_with_the_manifest(tmp_path: Path) -> None:
     assert Gallery(gallery.folder).manifest.units == {}
     lookalike_here("index", "add", str(gallery.folder), "--product", "sku,colour")
     assert Gallery(gallery.folder).manifest.units == {"product": "sku", "variant": "colour"}
+
+
+def damage_items(folder: Path, *, but: str) -> None:
+    """Overwrite the pages of the table of items, but for those with a key."""
+    pages = bytearray((folder / "gallery.db").read_bytes())
+    places = [place for place in range(0, len(pages), 4096) if pages[place] == 13]  # leaves of tables
+    held = {place: bytes(pages[place : place + 4096]) for place in places}
+    hit = [at for at, page in held.items() if b"/pictures" in page and but.encode() not in page]
+    assert hit
+    for place in hit:
+        pages[place : place + 4096] = bytes(4096)
+    (folder / "gallery.db").write_bytes(pages)
+    assert "salvage" in {problem.repair for problem in verify(folder).problems}
+
+
+def test_damaged_database_serves_in_place_of_the_copy(folder: Path) -> None:
+    """What only the database knows of other items, and of the gallery, is kept without the copy."""
+    before, ids, manifest = contents(Gallery(folder)), ids_by_key(Gallery(folder)), Gallery(folder).manifest
+    assert before["b5.jpg"][0] == "new"
+    damage_items(folder, but="b5.jpg")
+    (folder / "gallery.json").unlink()
+    repaired = verify(folder, repair=True)
+    assert repaired.salvage is not None
+    assert repaired.salvage.kept_manifest
+    assert 0 < repaired.salvage.complete < len(before)
+    assert not repaired.left
+    gallery = Gallery(folder)
+    assert contents(gallery) == before
+    assert ids_by_key(gallery) == ids
+    assert gallery.manifest == manifest
+    assert "test" in [run["command"] for run in gallery.info()["runs"]]
+
+
+def test_damaged_database_of_another_gallery_gives_nothing(folder: Path, tmp_path: Path) -> None:
+    """Not even if both are of one model, have the same keys, and nothing else says whose it is."""
+    before, other = contents(Gallery(folder)), small_gallery(tmp_path / "other")
+    commit(other, [f"a{i}" for i in range(200)], seed=5, foreign="yes")
+    commit(other, ["b5"], seed=6)
+    other.use_products("foreign")
+    with other.store.writing():
+        other.store.record_run("foreign", "2026-01-01", {})
+    shutil.copy(other.folder / "gallery.db", folder / "gallery.db")
+    damage_items(folder, but="b5.jpg")
+    (folder / "gallery.json").unlink()
+    repaired = verify(folder, repair=True)
+    assert repaired.salvage is not None
+    assert (repaired.salvage.kept_manifest, repaired.salvage.complete) == (False, 0)
+    gallery = Gallery(folder)
+    after = contents(gallery)
+    assert {key: vector for key, (_, _, vector) in after.items()} == {k: v for k, (_, _, v) in before.items()}
+    assert "foreign" not in gallery.contents.columns()
+    assert gallery.manifest.units == {}
+    assert gallery.manifest.uuid != other.manifest.uuid
+    assert "foreign" not in [run["command"] for run in gallery.info()["runs"]]
+
+
+@pytest.mark.parametrize("fact", ["fingerprint", "dim"])
+def test_garbled_facts_of_a_damaged_database_do_not_count(folder: Path, fact: str) -> None:
+    import sqlite3
+
+    with sqlite3.connect(folder / "gallery.db") as db:
+        db.execute("UPDATE meta SET value = replace(value, '4', '7') WHERE key = ?", (fact,))
+    db.close()
+    damage_items(folder, but="b5.jpg")
+    (folder / "gallery.json").unlink()
+    repaired = verify(folder, repair=True)
+    assert repaired.salvage is not None
+    assert not repaired.salvage.kept_manifest
+    assert not repaired.left
+
+
+def test_products_of_a_divided_gallery_are_kept_by_its_damaged_database(tmp_path: Path) -> None:
+    gallery, pictures = small_gallery(tmp_path), tmp_path / "pictures"
+    pictures.mkdir()
+    board(pictures / "first.png", FIRST)
+    gallery.use_objects(None)
+    gallery.add([pictures])
+    commit(gallery, [f"plain{i}" for i in range(40)], sku="a")
+    gallery.use_products("sku,picture")
+    units = gallery.manifest.units
+    assert (units["product"], units["variant"]) == ("sku", "picture")
+    damage_items(gallery.folder, but="first.png")
+    (gallery.folder / "gallery.json").unlink()
+    assert not verify(gallery.folder, repair=True).left
+    assert Gallery(gallery.folder).manifest.units == units
