@@ -15,6 +15,7 @@ _CONTROLS = frozenset(("Cc", "Cs", "Zl", "Zp"))
 
 def printable(text: str) -> str:
     """Return a text as one line that is safe on a terminal: control characters are escaped, as in "\\x1b".
+    So are bytes of a file name that are not UTF-8, which Python has as surrogates.
 
     Everything that a command prints for people goes through this function: names of files, labels and
     metadata may contain any character.
@@ -22,11 +23,15 @@ def printable(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(
-        letter.encode("unicode_escape").decode()
-        if letter in _BIDIRECTIONAL or unicodedata.category(letter) in _CONTROLS
-        else letter
+        _escaped(letter) if letter in _BIDIRECTIONAL or unicodedata.category(letter) in _CONTROLS else letter
         for letter in text
     )
+
+
+def _escaped(letter: str) -> str:
+    code = ord(letter)
+    is_byte = 0xDC80 <= code <= 0xDCFF  # PEP 383
+    return f"\\x{code - 0xDC00:02x}" if is_byte else letter.encode("unicode_escape").decode()
 
 
 def printable_lines(text: str) -> str:

@@ -25,6 +25,7 @@ from retrieval.ingest import tables
 from retrieval.storage import schema
 from retrieval.storage.planning import ImageFile
 from retrieval.storage.records import BadFile, FileStamp, Value
+from retrieval.text import printable
 
 STDIN = "-"
 Metadata = str | Path | Sequence[Mapping[str, object]]
@@ -329,7 +330,7 @@ def _invalid_name(root: str, path: str) -> BadFile | None:
         if "\0" not in path:
             return None
     except UnicodeEncodeError:  # bytes of the operating system that are not UTF-8, as surrogates
-        path = os.fsencode(path).decode("utf-8", "backslashreplace")
+        path = printable(path)
     return BadFile(FileStamp(root, path, 0, 0), "name", "its name is not valid UTF-8: rename it")
 
 

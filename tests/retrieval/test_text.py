@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 from pathlib import Path
@@ -30,7 +31,8 @@ def test_printable_text_is_one_line_without_control_characters(text: str) -> Non
 def test_other_text_stays_as_it_is() -> None:
     for text in ("red/7.jpg", "Größe", "صورة", "画像", "👩‍🚀", "a\\b", "no break"):
         assert printable(text) == text
-    assert printable("a\tb\x1b[0m\x7f\x9b\u202e\u2028\udcff") == r"a\tb\x1b[0m\x7f\x9b\u202e\u2028\udcff"
+    assert printable("a\tb\x1b[0m\x7f\x9b\u202e\u2028\ud800") == r"a\tb\x1b[0m\x7f\x9b\u202e\u2028\ud800"
+    assert printable(os.fsdecode("größe".encode() + b"\xe9\x80\xff")) == r"größe\xe9\x80\xff"
 
 
 def test_width_on_a_terminal() -> None:

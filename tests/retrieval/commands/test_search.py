@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import unicodedata
 from pathlib import Path
@@ -176,6 +177,22 @@ def test_invalid_queries_are_rejected(gallery: Path, photos: Path, words: list[s
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not done.stdout
+
+
+def test_names_that_are_not_utf8_are_shown_alike(gallery: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    draw(3).save(folder / "fine.png")
+    try:
+        (folder / os.fsdecode(b"latin\xe9.png")).write_bytes(b"")
+    except OSError:
+        pytest.skip("the file system has only names in UTF-8")
+    shutil.copytree(gallery, copy := tmp_path / "g")
+    added = lookalike_here("index", "add", str(copy), str(folder), code=3)
+    shown = rf"{folder}/latin\xe9.png: "
+    assert f"{shown}its name is not valid UTF-8: rename it" in added.stdout + added.stderr
+    sought = lookalike_here("search", str(copy), os.fsdecode(bytes(folder) + b"/latin\xe9.png"), code=2)
+    assert f"{shown}the file is empty" in sought.stderr
 
 
 def test_control_characters_never_reach_the_terminal(tmp_path: Path, model_file: Path) -> None:
