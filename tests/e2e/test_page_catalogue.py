@@ -222,7 +222,7 @@ def test_only_probabilities_are_in_percent(
     cards = page.get_by_test_id("hit")
     for rank, hit in enumerate(hits[:3]):
         assert hit.probability is not None
-        same = f"{100 * hit.probability:.0f} %"
+        same = f"{100 * hit.probability:.0f}\u00a0%"
         expect(cards.nth(rank).locator(".caption")).to_contain_text(same)
         words = f"similarity {hit.score:.4f}, similar: shows the same with a probability of {same}"
         expect(cards.nth(rank).locator("img")).to_have_attribute("alt", f"{rank + 1} · {words} · {hit.label}")
@@ -230,7 +230,7 @@ def test_only_probabilities_are_in_percent(
     expect(page.get_by_role("dialog")).to_contain_text(f"2. result · similarity {hits[1].score:.4f}, ")
     search_with(page, server, "?like=5&filter=seller=shop+1")
     expect(cards).to_have_count(len(gallery.search_id(5, 150, where="seller = 'shop 1'")))
-    shares = [int(one.removesuffix(" %")) for one in page.locator("#results .hits em").all_inner_texts()]
+    shares = [int(one.removesuffix("\u00a0%")) for one in page.locator("#results .hits em").all_inner_texts()]
     expect(page.get_by_test_id("status")).to_contain_text(f"{min(shares)} to {max(shares)} % likely the same")
     search_with(page, site, "?like=5")  # the shop, which is not calibrated
     everything = page.locator("#results").inner_text() + page.locator("#results .hits").inner_html()

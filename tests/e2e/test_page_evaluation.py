@@ -143,6 +143,31 @@ def test_every_class_can_be_looked_into(page: Page, gallery: Gallery) -> None:
     expect(page.get_by_role("dialog")).to_be_visible()
 
 
+def test_signs_of_percent_stay_with_their_numbers(page: Page) -> None:
+    """At no width, a line of the table of classes begins with one."""
+    rows = page.get_by_test_id("classes").locator("tbody")
+    expect(rows.locator("tr").first).to_contain_text("%")
+    found = """table => {
+      const lines = [];
+      for (const cell of table.querySelectorAll('small')) {
+        for (let width = 20; width < 200; width += 5) {
+          cell.style.cssText = `display: block; width: ${width}px`;
+          const node = cell.firstChild, range = document.createRange();
+          const top = at => {
+            range.setStart(node, at);
+            range.setEnd(node, at + 1);
+            return range.getBoundingClientRect().top;
+          };
+          for (const {index} of node.data.matchAll(/%/g)) {
+            if (top(index) !== top(index - 2)) lines.push(node.data);
+          }
+        }
+      }
+      return lines;
+    }"""
+    assert rows.evaluate(found) == []
+
+
 def test_triplet_diagram_is_computed_on_demand(page: Page) -> None:
     button = page.get_by_role("button", name="Triplet diagram")
     button.press("Enter")

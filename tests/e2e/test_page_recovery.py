@@ -83,7 +83,7 @@ def test_slow_line_shows_how_much_is_sent(page: Page, tmp_path: Path) -> None:
     slow = {"offline": False, "latency": 20, "downloadThroughput": -1, "uploadThroughput": 150_000}
     line.send("Network.emulateNetworkConditions", slow)
     upload(page, tmp_path / "noise.jpg")
-    expect(page.locator("#status")).to_have_text(re.compile(r"Sending the picture: \d+ %"))
+    expect(page.locator("#status")).to_have_text(re.compile(r"Sending the picture: \d+\s%"))
     expect_results(page, 24)
     line.send("Network.emulateNetworkConditions", {**slow, "latency": 0, "uploadThroughput": -1})
 

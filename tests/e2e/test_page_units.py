@@ -275,14 +275,19 @@ def test_counts_have_their_nouns(tab: Page) -> None:
     assert words == ["0 images", "1 image", "2 images", "1,335 images"]
 
 
+def test_shares_are_in_percent_without_a_break_before_the_sign(tab: Page) -> None:
+    words = run(tab, "dom", "return [m.percent(a[0]), m.percent(a[0], 1), m.percent(a[1])]", 0.4149, 1)
+    assert words == ["41\u00a0%", "41.5\u00a0%", "100\u00a0%"]
+
+
 @pytest.mark.parametrize(
     ("scores", "probabilities", "said"),
     [
         ([0.7012, 0.65, 0.6349], None, ["similarity 0.63 to 0.70"]),
         ([0.651, 0.649], None, ["similarity 0.65"]),
         ([0.3, -0.12], None, ["similarity -0.12 to 0.30"]),
-        ([0.9, 0.5], [0.983, 0.306], ["31 to 98 % likely the same"]),
-        ([0.9, 0.5, 0.4], [0.312, 0.305, 0.31], ["31 % likely the same"]),
+        ([0.9, 0.5], [0.983, 0.306], ["31 to 98\u00a0% likely the same"]),
+        ([0.9, 0.5, 0.4], [0.312, 0.305, 0.31], ["31\u00a0% likely the same"]),
         ([0.9], [0.983], []),
         ([0.9], None, []),
     ],

@@ -8,10 +8,10 @@ import {GALLERY} from './options.js';
  * the first one, one of four in the second, and fewer than one of ten in the last.
  */
 export const BANDS = [
-  {least: 0.75, name: 'The same', says: '75 % or more'},
-  {least: 0.25, name: 'Similar', says: '25 to 75 %'},
-  {least: 0.1, name: 'Only related', says: '10 to 25 %'},
-  {least: 0, name: 'Nothing like it below', says: 'less than 10 %', last: true},
+  {least: 0.75, name: 'The same', says: '75\u00a0% or more'},
+  {least: 0.25, name: 'Similar', says: '25 to 75\u00a0%'},
+  {least: 0.1, name: 'Only related', says: '10 to 25\u00a0%'},
+  {least: 0, name: 'Nothing like it below', says: 'less than 10\u00a0%', last: true},
 ];
 
 /** What is known of the probabilities of this gallery, as the API describes it; null for nothing. */

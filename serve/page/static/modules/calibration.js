@@ -2,7 +2,7 @@
 
 import {BANDS, known, points} from './bands.js';
 import {announce} from './changes.js';
-import {part, show} from './dom.js';
+import {part, percent, show} from './dom.js';
 import {Work} from './work.js';
 
 const AIM = 'A similarity has no meaning of its own. From the labels of the gallery, the server can learn how probable it is that a hit shows the same thing; hits are then in bands.';
@@ -73,7 +73,7 @@ function bandRows(thresholds) {
     const {hits, right} = thresholds.find(one => one.probability === least);
     const share = hits - above.hits, correct = hits * (right ?? 0) - above.hits * (above.right ?? 0);
     above = {hits, right};
-    return [name, says, share > 0 ? `${Math.round(100 * correct / share)} %` : 'none', `${Math.round(100 * share)} %`];
+    return [name, says, share > 0 ? percent(correct / share) : 'none', percent(share)];
   });
 }
 

@@ -1,7 +1,7 @@
 // The classes of an evaluation, and what the queries of one of them found.
 
 import {address} from './address.js';
-import {breakable, clone, part, show} from './dom.js';
+import {breakable, clone, part, percent, show} from './dom.js';
 
 const PAGE = 20;  // classes
 const PAUSE = 200;  // milliseconds after the last key
@@ -99,8 +99,8 @@ function row({name, queries, recall_at_1, interval, mistaken_for}) {
   }
   part(entry, 'queries').textContent = queries.toLocaleString('en');
   part(entry, 'bar').value = recall_at_1;
-  part(entry, 'recall').textContent = percent(recall_at_1);
-  part(entry, 'interval').textContent = `${percent(interval[0])} to ${percent(interval[1])}`;
+  part(entry, 'recall').textContent = percent(recall_at_1, 1);
+  part(entry, 'interval').textContent = `${percent(interval[0], 1)} to ${percent(interval[1], 1)}`;
   return entry;
 }
 
@@ -119,5 +119,3 @@ function answer({query, answer: found, score, right, first_right}) {
   part(entry, 'words').textContent = right ? `right · ${score.toFixed(3)}` : `${found.label ?? 'no label'} · ${score.toFixed(3)} · ${place}`;
   return entry;
 }
-
-const percent = share => `${(100 * share).toFixed(1)} %`;

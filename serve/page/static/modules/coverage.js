@@ -1,7 +1,7 @@
 // What visitors have searched for and not found, by the log of their searches.
 
 import {address} from './address.js';
-import {breakable, clone, fileName, part, plural, show} from './dom.js';
+import {breakable, clone, fileName, part, percent, plural, show} from './dom.js';
 import {GALLERY} from './options.js';
 import {Work} from './work.js';
 
@@ -53,13 +53,12 @@ export class Coverage {
 }
 
 const searches = count => `${count.toLocaleString('en')} search${count === 1 ? '' : 'es'}`;
-const percent = share => `${(100 * share).toFixed(1)} %`;
 
 /** Return what is known of the searches, in sentences. */
 function facts({pictures, lost, lost_interval: [low, high], lost_by_chance, unopened, drift, change, images, never, never_by_chance, notes}) {
   return [
-    ...pictures ? [`${lost.toLocaleString('en')} of ${searches(pictures)} by a picture found nothing: ${percent(lost / pictures)} (${percent(low)} to ${percent(high)}). `
-      + `Of the gallery's own images, ${percent(lost_by_chance)} would find nothing.`] : [],
+    ...pictures ? [`${lost.toLocaleString('en')} of ${searches(pictures)} by a picture found nothing: ${percent(lost / pictures, 1)} (${percent(low, 1)} to ${percent(high, 1)}). `
+      + `Of the gallery's own images, ${percent(lost_by_chance, 1)} would find nothing.`] : [],
     ...unopened === null ? [] : [`Of ${searches(unopened)}, nothing was opened.`],
     ...difference('Searches and images of the gallery', drift),
     ...difference('Newer and older searches', change),

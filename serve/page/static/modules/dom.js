@@ -41,6 +41,9 @@ export const orders = columns => columns.flatMap(column =>
 /** Return a count with its noun, such as "1,335 images". */
 export const plural = (count, noun) => `${count.toLocaleString('en')} ${noun}${count === 1 ? '' : 's'}`;
 
+/** Return a share in percent; no line breaks before the sign. */
+export const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)}\u00a0%`;
+
 /**
  * Return a function that shows a sentence in the parts `status` and `again`: as a problem if it is one, with the button if it can be tried again.
  * @param {ParentNode} root

@@ -1,7 +1,7 @@
 // The hits as a grid that fills the screen; more of them come as it is scrolled.
 
 import {bandName, withBands} from './bands.js';
-import {clone, fileName, part, show} from './dom.js';
+import {clone, fileName, part, percent, show} from './dom.js';
 import {Grid} from './grid.js';
 import {DRAGGED} from './intake.js';
 import {drawVariants, variantOf, viewsOf} from './views.js';
@@ -109,14 +109,11 @@ export const likeness = ({score, probability}) => score === null ? '' : `similar
 /** Return a similarity with two decimals; 1.00 is that of the same image only. */
 export const decimals = value => (value < 0.9999 ? Math.min(Math.round(100 * value), 99) / 100 + 0 : 1).toFixed(2);
 
-/** Return a probability in percent. */
-export const percent = value => `${(100 * value).toFixed(0)} %`;
-
 /** Return what to say of the numbers on the cards: from the lowest to the highest, as they are rounded there; nothing for a single card. */
 export function range(hits) {
   if (hits.length < 2 || hits[0].score === null) return [];
   const calibrated = hits.every(hit => hit.probability !== null), values = hits.map(hit => calibrated ? hit.probability : hit.score);
-  const [low, high] = [Math.min(...values), Math.max(...values)].map(calibrated ? percent : decimals);
-  const between = low === high ? low : `${calibrated ? low.replace(/ %$/, '') : low} to ${high}`;
+  const [low, high] = [Math.min(...values), Math.max(...values)].map(value => calibrated ? percent(value) : decimals(value));
+  const between = low === high ? low : `${calibrated ? low.replace(/\s%$/, '') : low} to ${high}`;
   return [calibrated ? `${between} likely the same` : `similarity ${between}`];
 }

@@ -4,7 +4,7 @@ import {address, asks, EMPTY} from './address.js';
 import {choosing} from './cards.js';
 import {connection} from './connection.js';
 import {isOn, offered, turn} from './device.js';
-import {orders, part, plural} from './dom.js';
+import {orders, part, percent, plural} from './dom.js';
 import {faulty, Filters} from './filters.js';
 import {toContent} from './focus.js';
 import {takeHits, takeSlash} from './intake.js';
@@ -12,7 +12,7 @@ import {News} from './news.js';
 import {chosen, UNCHOSEN} from './options.js';
 import * as pictures from './pictures.js';
 import {Query} from './query.js';
-import {percent, range, Results} from './results.js';
+import {range, Results} from './results.js';
 import {FIRST, MOST, Searcher} from './searcher.js';
 import {Sharing} from './sharing.js';
 import {csv, save} from './table.js';
@@ -141,7 +141,7 @@ export class SearchTab {
     } catch { /* what is shown stays */ }
   }
 
-  #sending(share, what = 'Sending the picture') { this.#say(share < 1 ? `${what}: ${Math.round(100 * share)} %` : 'Searching …'); }
+  #sending(share, what = 'Sending the picture') { this.#say(share < 1 ? `${what}: ${percent(share)}` : 'Searching …'); }
 
   /** Return to the last search that was answered, whose results are still shown. */
   #undo() {

@@ -3,7 +3,7 @@
 
 import {address} from './address.js';
 import {announce, labelItems, leftAlone, presentItems, undoDecisions} from './changes.js';
-import {breakable, clone, fileName, part, plural, show} from './dom.js';
+import {breakable, clone, fileName, part, percent, plural, show} from './dom.js';
 import {Jobs} from './jobs.js';
 import {Work} from './work.js';
 
@@ -68,8 +68,8 @@ export class Suspects {
     this.#at = 0;
     this.#chosen.clear();
     this.#done = [];
-    const expected = Math.round(100 * (found.suspects.at(-1)?.precision ?? 0));
-    part(this.#root, 'what').textContent = `The nearest images give ${plural(found.total, 'image')} of ${found.labelled.toLocaleString('en')} another label. ` + (found.suspects.length ? `About ${expected} % of the ${found.suspects.length} listed are expected to be wrong; the model confuses the others.` : 'No label stands out from those that the model confuses.');
+    const expected = percent(found.suspects.at(-1)?.precision ?? 0);
+    part(this.#root, 'what').textContent = `The nearest images give ${plural(found.total, 'image')} of ${found.labelled.toLocaleString('en')} another label. ` + (found.suspects.length ? `About ${expected} of the ${found.suspects.length} listed are expected to be wrong; the model confuses the others.` : 'No label stands out from those that the model confuses.');
     show(part(this.#root, 'more'), found.suspects.length < Math.min(found.total, LISTED));
     part(this.#root, 'grid').replaceChildren();
     this.#draw();
@@ -107,7 +107,7 @@ export class Suspects {
     part(card, 'open').title = fileName(image.key);
     part(card, 'present').replaceChildren(...breakable(image.label));
     part(card, 'suggested').replaceChildren(...breakable(suggested));
-    part(card, 'votes').textContent = `${Math.round(100 * votes)}\u00a0%`;
+    part(card, 'votes').textContent = percent(votes);
     part(card, 'votes').title = 'of the votes of its nearest images';
     for (const [name, images] of [['own', own], ['others', neighbours]]) part(card, name).replaceChildren(...images.slice(0, BESIDE).map(beside));
     part(card, 'box').ariaLabel = `Choose item ${image.id}`;
