@@ -39,7 +39,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-import httpx
 import numpy as np
 import torch  # noqa: F401  # once, before the forks: `teach` needs it
 
@@ -53,7 +52,7 @@ from retrieval.storage.manifest import read_copy
 from retrieval.storage.store import Store
 from retrieval.upkeep import bridge
 from retrieval.upkeep.verify import verify
-from serve.client import ApiError, Client
+from serve.client import ApiError, Client, UnreachableError
 from tests.crash.operations import ACCIDENTS, OPERATIONS, POSTGRES, STORE, Accident, Operation, address
 from tests.retrieval.killing import Killer
 from tests.retrieval.stores import postgres_server
@@ -245,7 +244,7 @@ def run(
         try:
             _visit(operation, work, child, log, acknowledged)
         except BaseException:
-            if not isinstance(sys.exception(), httpx.TransportError):  # the server was killed
+            if not isinstance(sys.exception(), UnreachableError):  # the server was killed
                 traceback.print_exc()
                 sys.stderr.flush()
         os._exit(0)
