@@ -84,6 +84,9 @@ def calibrate(
     TABLE has one of the columns id, key and path, and the column label; or decisions on pairs: a and b, two
     images by id or key, and same, 1 or 0.
 
+    If `teach` or `improve` has learned much from the labels of the gallery, hits between these images say
+    nothing about new ones, and the labels are refused: give a TABLE of others.
+
     Each labelled image is searched for without itself; without its class, as if the gallery had nothing like
     it; and with itself, also as a changed copy. A hit that is the picture of the query has a probability of
     1. The quality that is printed is that on classes which were held out. The calibration is kept in the

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from retrieval.errors import InputError
+from retrieval.evaluation.gallery import recall_after_learning
 from retrieval.files import now
 from retrieval.galleries.items import Hit, item_value
 from retrieval.galleries.searchable import SearchableGallery
@@ -46,6 +47,7 @@ _FLAT = 1e-9  # gradient for each hit at which the fit ends
 _NEGLIGIBLE = 1e-12  # relative gain of a step that is the last one
 _NO_PROGRESS = 1e9  # damping at which steps are too short to change anything
 _LEAST = 20  # right hits, and wrong ones
+_MOST_LEARNED = 0.1  # more right best hits than of held-out images: labels that were learned by heart
 COPIES = 1.0  # weight of queries whose picture is in the gallery, half of them changed, to that of the others
 _FARTHEST = 0.8  # square of the lowest cosine of a changed copy
 
@@ -166,6 +168,7 @@ def calibrate(
     *,
     absent: float = ABSENT,
     queries: int = QUERIES,
+    may_have_learned: bool | None = None,
     show_progress: bool = False,
 ) -> tuple[Calibration, Quality]:
     """Fit the calibration of a gallery, and measure it on held-out classes. Nothing is stored.
@@ -176,16 +179,21 @@ def calibrate(
         absent: Share of the queries whose thing is not in the gallery, from 0 to below 1; without effect on
             decisions, whose queries are as they are.
         queries: Number of labelled items beyond which a random sample is used as queries.
+        may_have_learned: Whether a layer of the vectors may have learned from the labels; by default if they
+            are those of the gallery.
         show_progress: Report progress on stderr.
 
     Raises:
-        InputError: The judgements are too few, or a higher cosine is not more often right.
+        InputError: The judgements are too few, or a higher cosine is not more often right; or the vectors
+            have learned so much from these labels that hits of new images are far less often right.
     """
     if judgements is not None and judgements.pairs:
         hits = _hits_of_pairs(gallery, judgements.pairs)
     else:
         labels = None if judgements is None else judgements.labels
         hits = judged_hits(gallery, labels, queries=queries, show_progress=show_progress)
+        if judgements is None if may_have_learned is None else may_have_learned:
+            _check_unlearned(gallery, hits)
         hits = hits.with_absent(absent)
     check_enough(hits, str(gallery.folder))
     curve = fit(hits)
@@ -205,6 +213,27 @@ def calibrate(
         quality=numbers,
     )
     return calibration, quality
+
+
+def _check_unlearned(gallery: SearchableGallery, hits: JudgedHits) -> None:
+    """Raise an `InputError` if images find their class far more often than held-out ones did.
+
+    Images that a layer has learned from lie closer to their class than new ones do. Those without a label are
+    no hits here, but counted as wrong when the layer was measured; they count as being as near as others.
+    """
+    measured = recall_after_learning(gallery)
+    if measured is None:
+        return
+    present = hits[hits.kinds == PRESENT]
+    first = np.unique(present.queries, return_index=True)[1]
+    labelled = sum(count for label, count in gallery.contents.label_counts() if label)
+    found = float(present.right[first].mean()) * labelled / len(gallery) if len(first) else 0.0
+    if found > measured + _MOST_LEARNED:
+        raise InputError(
+            f"{gallery.folder}: its vectors have learned from labels; by these, {100 * found:.0f}% of the "
+            f"best hits are right, and at most {100 * measured:.0f}% were of images that were held out; "
+            "calibrate with --labels TABLE of images that were not learned from"
+        )
 
 
 # ---- judged hits

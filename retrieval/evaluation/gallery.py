@@ -245,6 +245,22 @@ def _learned(gallery: SearchableGallery, contents: Sequence[str], labels: Sequen
     return model.training_images.remark(contents, labels)
 
 
+def recall_after_learning(gallery: SearchableGallery) -> float | None:
+    """Return the Recall@1 that the last layer learned from labels had on held-out images, by its provenance.
+
+    It is the upper end of the interval, of known or of unseen classes, whichever is higher; `None` if there
+    is no such layer, or no readable model. Whitening learns from no label.
+    """
+    try:
+        layers = gallery.embedder.provenance.get("layers", [])
+    except LookalikeError:
+        return None
+    learned = [one for one in layers if "gains" in one and one.get("method") != "whitening"]
+    gains = learned[-1]["gains"] if learned else {}
+    recalls = [gain["metrics"]["recall_at_1"] for gain in gains.values() if gain]
+    return max((one["before"] + one["high"] for one in recalls), default=None)
+
+
 # ---- labels
 
 

@@ -111,7 +111,7 @@ def calibrate_improved(folder: Path, labels: str, runtime: Runtime) -> tuple[dic
     gallery = Gallery.open(folder, runtime=runtime)
     try:
         judgements = None if labels == GALLERY else read_judgements(Path(labels), gallery)
-        calibration, quality = calibrate(gallery, judgements, show_progress=True)
+        calibration, quality = calibrate(gallery, judgements, may_have_learned=True, show_progress=True)
     except InputError as error:
         return {"written": False, "why": str(error)}, f"not calibrated: {error}"
     is_good = quality.ece <= HIGH_ERROR

@@ -11,6 +11,7 @@ from sklearn.covariance import ledoit_wolf
 
 from retrieval import Gallery, InputError
 from retrieval.cli import main
+from retrieval.evaluation.calibration_fit import calibrate
 from retrieval.storage.records import FileStamp, NewItem
 from tests.retrieval.filling import small_gallery
 from train.layers.components import fit_starts
@@ -223,6 +224,19 @@ def test_command(gallery: Gallery, tmp_path: Path, capsys: pytest.CaptureFixture
     assert np.array_equal(Gallery(folder).state.vectors(np.arange(320)), before)
     _, err = run(capsys, folder, "--undo", code=2)
     assert "nothing to undo" in err
+
+
+def test_labels_that_were_learned_by_heart_do_not_calibrate(
+    gallery: Gallery, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hits between the images of the lesson look right; those of new images of the same classes are not."""
+    calibrate(gallery)
+    words = [str(gallery.folder), "--for", "known"]
+    for setting in ("steps=300", "folds=2", "powers=[0.0]", "blends=[1.0]"):
+        words += ["--set", setting]
+    run(capsys, *words)
+    with pytest.raises(InputError, match="have learned from labels; by these"):
+        calibrate(Gallery(gallery.folder))
 
 
 def test_losses_and_the_start_alone_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
