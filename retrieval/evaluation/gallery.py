@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from retrieval.metrics.clustering import effort_note
 from retrieval.metrics.inputs import build_inputs
 from retrieval.metrics.statistics import bootstrap_intervals
 from retrieval.metrics.table import METRICS, Evidence
+from retrieval.model.embedder import Embedder
 from retrieval.model.training_images import UNKNOWN
 from retrieval.search.embeddings import StoredEmbeddings
 from retrieval.search.groups import whole_products
@@ -252,13 +254,22 @@ def recall_after_learning(gallery: SearchableGallery) -> float | None:
     is no such layer, or no readable model. Whitening learns from no label.
     """
     try:
-        layers = gallery.embedder.provenance.get("layers", [])
+        learned = layers_of_labels(gallery.embedder)
     except LookalikeError:
         return None
-    learned = [one for one in layers if "gains" in one and one.get("method") != "whitening"]
     gains = learned[-1]["gains"] if learned else {}
     recalls = [gain["metrics"]["recall_at_1"] for gain in gains.values() if gain]
     return max((one["before"] + one["high"] for one in recalls), default=None)
+
+
+def layers_of_labels(model: Embedder) -> list[Mapping[str, Any]]:
+    """Return the notes on the layers of a model that were learned from labels, first to last."""
+    layers = model.provenance.get("layers")
+    return [
+        one
+        for one in (layers if isinstance(layers, list) else ())
+        if isinstance(one, dict) and "gains" in one and one.get("method") != "whitening"
+    ]
 
 
 # ---- labels

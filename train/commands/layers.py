@@ -109,7 +109,7 @@ def adapt(
         if images is not None or out is not None:
             raise InputError("--images and --out: for a model file; a gallery has its own images")
         gallery = Gallery.open(target, runtime=runtime)
-        source = GalleryTarget(gallery, drop_old=drop_old or dry_run)
+        source = GalleryTarget(gallery, by_labels=by != "copies", drop_old=drop_old or dry_run)
     elif not target.exists():
         raise InputError(f"{target}: there is no such gallery or model file")
     elif images is None or (out is None and not dry_run):
@@ -199,6 +199,7 @@ def teach(
     images of unseen classes, and the layer is refused (exit code 1) unless the gain that --for asks for is
     certain: its 95% interval is above 0. Teaching helps known classes, and may hurt unseen ones: a share of
     the learned layer is chosen that serves the purpose best, and a certain loss of the others is a warning.
+    Before another lesson take the last one back with --undo, or its labels would be no proof.
 
     TABLE has the columns label and one of id, key and path; or it has decisions on pairs of images: the
     columns a and b (ids or keys) and same (1 or 0). Of several decisions on a pair, the last one counts.
@@ -220,7 +221,7 @@ def teach(
         if labels != "gallery" or purpose != "both" or overrides:
             raise InputError("--text-column: learns from titles alone; leave out --labels, --for and --set")
         target = Gallery.open(gallery, runtime=runtime)
-        source = GalleryTarget(target, drop_old=drop_old or dry_run)
+        source = GalleryTarget(target, by_labels=False, drop_old=drop_old or dry_run)
         _finish(ctx, run(source, lambda: fit_titles(target, columns), dry_run=dry_run), as_json)
         return
     from train.layers.settings import parse_teaching
@@ -229,7 +230,7 @@ def teach(
 
     config = parse_teaching(parse_changes(overrides))
     target = Gallery.open(gallery, runtime=runtime)
-    source = GalleryTarget(target, drop_old=drop_old or dry_run)
+    source = GalleryTarget(target, by_labels=True, drop_old=drop_old or dry_run)
     outcome = run(source, lambda: fit_teaching(target, labels, purpose, config), dry_run=dry_run)
     _finish(ctx, outcome, as_json)
 
@@ -284,10 +285,11 @@ def improve(
     The table has what each method gains for held-out images of known classes and for held-out classes, with
     intervals over classes that hold for all rows together. The gain of the best is measured apart: classes
     and images are divided into four parts, the whole choice is made by three of them and measured on the
-    fourth, in turn. Nothing that it is measured on has chosen it, however much was tried. Only labelled
-    images are searched. If that gain is not certain, nothing is applied, and the exit code is 1. After
-    --apply the gallery is calibrated with the same labels, as by `lookalike calibrate`, if the error on
-    held-out classes is at most 5 points.
+    fourth, in turn. Nothing that it is measured on has chosen it, however much was tried. Images without a
+    label are searched, too, and count as wrong. If that gain is not certain, nothing is applied, and the exit
+    code is 1. After --apply the gallery is calibrated with the same labels, as by `lookalike calibrate`, if
+    the error on held-out classes is at most 5 points. A gallery that has learned from labels is refused:
+    take that back with --undo first.
 
     Finished trials are kept in GALLERY.improve until a layer is applied: an interrupted run continues.
     Without labels, whitening is tried by augmented copies of the images, as by `lookalike adapt`.
@@ -299,7 +301,8 @@ def improve(
         return
     from train.layers.improvement import calibrate_improved, fit_improvement
 
-    target = GalleryTarget(Gallery.open(gallery, runtime=runtime), drop_old=drop_old or not is_applied)
+    opened = Gallery.open(gallery, runtime=runtime)
+    target = GalleryTarget(opened, by_labels=True, drop_old=drop_old or not is_applied)
     outcome = run(
         target,
         lambda: fit_improvement(target, labels, purpose, minutes),

@@ -19,6 +19,7 @@ import numpy as np
 
 from retrieval.cli import print_status
 from retrieval.errors import InputError
+from retrieval.evaluation.gallery import layers_of_labels
 from retrieval.files import now
 from retrieval.gallery import Gallery
 from retrieval.images.decode import embed_files
@@ -111,14 +112,23 @@ class GalleryTarget:
 
     Args:
         gallery: Gallery.
+        by_labels: Labels choose and measure what it gets.
         drop_old: An earlier NAME.old may be deleted.
 
     Raises:
-        InputError: As for `Gallery.check_projectable`.
+        InputError: As for `Gallery.check_projectable`; or an earlier layer has learned from labels, by which
+            the gain of another one cannot be measured.
     """
 
-    def __init__(self, gallery: Gallery, *, drop_old: bool = False) -> None:
+    def __init__(self, gallery: Gallery, *, by_labels: bool, drop_old: bool = False) -> None:
         gallery.check_projectable(drop_old=drop_old)
+        if by_labels and (learned := layers_of_labels(gallery.embedder)):
+            command, date = (str(learned[-1].get(key)) for key in ("command", "date"))
+            raise InputError(
+                f"{gallery.folder}: `{command}` has learned from labels ({date[:10]}), so labels cannot show "
+                f"what another layer gains for new images; `lookalike {command} {gallery.folder} --undo`, or "
+                "`lookalike index rebuild` it with the model without that layer; then learn from all labels"
+            )
         self.path, self.gallery, self._drop_old = gallery.folder, gallery, drop_old
 
     def images(self) -> Images:

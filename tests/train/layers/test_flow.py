@@ -49,7 +49,7 @@ def test_nothing_changes(tmp_path: Path, refusal: str | None, dry_run: bool, rea
     gallery = small_gallery(tmp_path)
     commit(gallery, ["a", "b", "c"])
     found = replace(fit(refusal), learn=never)
-    outcome = run(GalleryTarget(gallery), lambda: found, dry_run=dry_run)
+    outcome = run(GalleryTarget(gallery, by_labels=False), lambda: found, dry_run=dry_run)
     assert outcome.is_accepted == (refusal is None)
     assert outcome.lines == ["a gain of 0.5", f"{gallery.folder}: {reason}"]
     assert [*outcome.facts] == ["gain", "accepted", "widened", "seconds"]
@@ -60,7 +60,7 @@ def test_nothing_changes(tmp_path: Path, refusal: str | None, dry_run: bool, rea
 def test_gallery(tmp_path: Path) -> None:
     gallery = small_gallery(tmp_path)
     vectors = commit(gallery, ["a", "b", "c"])
-    outcome = run(GalleryTarget(gallery), fit)
+    outcome = run(GalleryTarget(gallery, by_labels=False), fit)
     old = tmp_path / "g.old"
     assert outcome.is_accepted
     assert outcome.lines[-1] == (
@@ -81,7 +81,7 @@ def test_gallery(tmp_path: Path) -> None:
         "dim": 20,
     }
     with pytest.raises(InputError, match="already exists"):
-        GalleryTarget(new)
+        GalleryTarget(new, by_labels=False)
     back = undo(new)
     assert back.facts["images"] == 3
     assert back.facts["fingerprint"] == gallery.fingerprint

@@ -220,6 +220,12 @@ def test_command(gallery: Gallery, tmp_path: Path, capsys: pytest.CaptureFixture
     assert len(taught) == 320
     _, err = run(capsys, folder, *quick, code=2)
     assert "g.old: already exists" in err
+    state = Gallery(folder).state_digest()
+    for word in ("--dry-run", "--drop-old"):
+        _, err = run(capsys, folder, *quick, word, code=2)
+        assert "g: `teach` has learned from labels (20" in err
+        assert f"`lookalike teach {folder} --undo`" in err
+    assert Gallery(folder).state_digest() == state
     run(capsys, folder, "--undo")
     assert np.array_equal(Gallery(folder).state.vectors(np.arange(320)), before)
     _, err = run(capsys, folder, "--undo", code=2)
