@@ -3,7 +3,7 @@
 A command runs in a forked process in which every access to the disk is a step: an SQL statement, a flush, a
 rename, a deletion, a new file. At one step, or at a random time, it is killed; or the power fails, and files
 that were not flushed are torn, names of files whose folder was not flushed are gone; or an access fails, as
-on a full disk; or every write does, since the file system is read-only from one step to a later one; or the
+on a full disk; or every write does for a while, since the file system is read-only; or the
 command is stopped and goes on, while another writer tries, and somebody copies the folder, half of its files
 at one step and half at a later one. Meanwhile another process searches. Then:
 
@@ -66,6 +66,7 @@ _PATIENCE = 180.0  # seconds of a step of the harness
 ACKNOWLEDGED = "acknowledged"
 _GRACE = 2.0  # seconds for a visitor whose server has ended
 _DATABASE = "shop"  # of the server of PostgreSQL
+_READ_ONLY = 20  # steps at which nothing can be written: what goes on tries again for a minute at most
 # What an access raises in each accident in which one fails: a number of the system, or a text of SQLite.
 FAILURES: dict[Accident, tuple[int, str]] = {
     "full": (errno.ENOSPC, "database or disk is full"),
@@ -426,14 +427,14 @@ def accident_at(step: int, accident: Accident, folder: Path, later: int = 0) -> 
         step: The step.
         accident: The accident.
         folder: Folder in which the command runs.
-        later: Second step at which the command is stopped, or the last one at which nothing can be written.
+        later: Second step at which the command is stopped.
     """
     disk = _Disk(folder) if accident == "power" else None
 
     def happen(number: int) -> None:
         if accident == "stop" and number in (step, later):
             os.kill(os.getpid(), signal.SIGSTOP)
-        if accident == "readonly" and step <= number <= later and _writes():
+        if accident == "readonly" and step <= number < step + _READ_ONLY and _writes():
             raise _failure_of_step(accident)
         if number != step or accident in ("stop", "readonly"):
             return
