@@ -205,10 +205,12 @@ class FilesView(SearchableGallery):
                 self._index = None
             try:
                 self._use(self._load())
-                return
             except LookalikeError:
                 if not (left and self.replaced()):  # while it was loaded
                     raise
+            else:
+                if not (left and self.replaced()):
+                    return
 
     def fixed(self) -> Self:
         """Return another object of the present state, whose state does not change."""

@@ -74,7 +74,7 @@ from retrieval.storage.records import (
     Value,
 )
 from retrieval.storage.segments import OpenSegment
-from retrieval.storage.watch import SEGMENTS, Watch
+from retrieval.storage.watch import SEGMENTS, Watch, inode_of
 from retrieval.system import fsync_folder
 
 # Errors of a full or broken disk; numpy gives no number for a partial write.
@@ -104,6 +104,8 @@ class Store:
             raise InputError(
                 f"{folder}: not a gallery; create one with `lookalike index build {folder} IMAGES`"
             )
+        # Taken before the manifest is read: another gallery may get its name before the state is.
+        self._inode = inode_of(folder)
         self._reader = database.Reader(folder)
         self.manifest = self._read_manifest()
         self._held = self._filling = False
@@ -167,7 +169,7 @@ class Store:
     def state(self) -> GalleryState:
         """Return the committed state, read in one transaction; `changed()` compares with it from now on."""
         if self._watch is None:
-            self._watch = Watch(self.folder)
+            self._watch = Watch(self.folder, self._inode)
         return self._watch.state()
 
     def changed(self) -> bool:
@@ -180,7 +182,7 @@ class Store:
 
     def replaced(self) -> bool:
         """Return whether the folder holds another gallery than when it was opened."""
-        return self._watch is not None and self._watch.replaced()
+        return inode_of(self.folder) != self._inode if self._watch is None else self._watch.replaced()
 
     def segments(self) -> list[Segment]:
         """Return all committed segments, oldest first."""

@@ -39,22 +39,44 @@ class _Status(NamedTuple):
     changed: int
 
 
+def inode_of(folder: Path) -> int:
+    """Return the inode number of the database of a gallery.
+
+    Raises:
+        LookalikeError: The gallery was deleted.
+    """
+    return _status(str(folder / "gallery.db")).inode
+
+
+def _status(name: str) -> _Status:
+    try:
+        found = os.stat(name)
+        return _Status(found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    except FileNotFoundError:
+        # Without its path: a server shows this message to its visitors.
+        raise LookalikeError(
+            "the gallery was deleted: restore it, or stop the processes that use it"
+        ) from None
+
+
 class Watch:
     """Open connection to a gallery, on which a check for changes takes microseconds. Thread-safe.
 
     Args:
         folder: Gallery folder.
+        inode: Inode number of the database when the gallery was opened, as by `inode_of`; by default the
+            present one.
 
     Raises:
         LookalikeError: The gallery was deleted.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, inode: int | None = None) -> None:
         self._folder = folder
         self._lock = threading.Lock()
         self._name = str(folder / "gallery.db")
         self._quiet: _Status | None = None  # of the state that was seen
-        self._opened = self._inode()
+        self._opened = self._inode() if inode is None else inode
         with database.convert_errors(folder):
             self._db = database.connect(folder)
         weakref.finalize(self, self._db.close)
@@ -115,14 +137,7 @@ class Watch:
 
     def _status(self) -> _Status:
         """Return what differs after a commit, and a little later than the one before, without a query."""
-        try:
-            found = os.stat(self._name)
-            return _Status(found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-        except FileNotFoundError:
-            # Without its path: a server shows this message to its visitors.
-            raise LookalikeError(
-                "the gallery was deleted: restore it, or stop the processes that use it"
-            ) from None
+        return _status(self._name)
 
 
 def _longer(numbers: np.ndarray, more: str | None) -> np.ndarray:

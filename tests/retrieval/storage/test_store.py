@@ -258,6 +258,7 @@ def test_reader_takes_a_gallery_that_replaces_this_one_meanwhile(
     commit(gallery, ["d"], seed=2)
     other = small_gallery(tmp_path / "other")
     commit(other, ["b", "c"])
+    new = other.manifest.uuid
     rest, real = iter([None]), getattr(Store, moment)
 
     def swapped(store: Store, *given: object) -> object:
@@ -273,6 +274,7 @@ def test_reader_takes_a_gallery_that_replaces_this_one_meanwhile(
     if reader.changed():  # the state that was read is of the old one, whose files are open
         reader.refresh()
     assert set(contents(reader)) == {"b.jpg", "c.jpg"}
+    assert reader.manifest.uuid == new
     assert not reader.changed()
 
 
