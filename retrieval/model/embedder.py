@@ -428,18 +428,26 @@ def _read(path: Path) -> tuple[bytes, str, ModelArchive | None]:
         archive = ModelArchive(path)
         return archive.read(IMAGE), archive.fingerprint, archive
     except FileNotFoundError as error:
-        what = (
-            "there is no such model file; create one with `lookalike export RUN --out FILE`, or of a "
-            "pretrained network: `lookalike model list`"
+        hint = (
+            "create one with `lookalike export RUN --out FILE`, or of a pretrained network: "
+            "`lookalike model list`"
         )
+        what = f"there is no such model file; {_of_gallery(path.parent) or hint}"
         raise InputError(f"{path}: {what}") from error
     except IsADirectoryError as error:
-        what = "a folder, not a model file; export a training run with `lookalike export RUN --out FILE`"
-        raise InputError(f"{path}: {what}") from error
+        hint = _of_gallery(path) or "export a training run with `lookalike export RUN --out FILE`"
+        raise InputError(f"{path}: a folder, not a model file; {hint}") from error
     except OSError as error:
         is_of_disk = error.errno in (errno.EIO, errno.ENOSPC)  # rather than of what was asked for
         kind = LookalikeError if is_of_disk else InputError
         raise kind(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _of_gallery(folder: Path) -> str:
+    """Return which file is the model of a gallery; empty if the folder is none."""
+    is_gallery = any((folder / name).is_file() for name in ("gallery.db", "store.json"))
+    found = sorted((folder / "model").glob("model.*")) if is_gallery else []
+    return f"the model of this gallery is {found[0]}" if found else ""
 
 
 # ---- metadata

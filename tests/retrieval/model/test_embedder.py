@@ -328,6 +328,17 @@ def test_invalid_model_file_is_rejected_with_the_reason(
     assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize("name", ["", "model.onnx"])
+def test_a_gallery_in_place_of_its_model_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / "g" / "model").mkdir(parents=True)
+    (tmp_path / "g" / "model" / "model.onnx").touch()
+    with pytest.raises(InputError, match=r"lookalike export RUN"):
+        Embedder(tmp_path / "g" / name)
+    (tmp_path / "g" / "gallery.db").touch()
+    with pytest.raises(InputError, match=r"the model of this gallery is \S+/g/model/model.onnx$"):
+        Embedder(tmp_path / "g" / name)
+
+
 @pytest.mark.parametrize(("name", "message"), [("m.onnx", "no such model file"), ("", "a folder")])
 def test_missing_model_file_hints_at_export(tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(InputError, match=f"{message}.*lookalike export"):
