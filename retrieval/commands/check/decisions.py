@@ -61,10 +61,14 @@ def undo(gallery: Path, numbers: tuple[int, ...], as_json: bool) -> None:
     _check_gallery(gallery)
     editor = Gallery.open(gallery).editor()
     with editor.writing():
+        before = {one.n for one in DecisionLog(gallery).read() if one.undone}
         changed = len(editor.undo(numbers))
-    facts = {"gallery": str(gallery), "undone": list(numbers), "relabelled": changed}
-    undone = pluralize(len(set(numbers)), "decision")
-    print_result(facts, as_json, f"{gallery}: {undone} undone; {pluralize(changed, 'label')} changed back")
+    undone = [number for number in dict.fromkeys(numbers) if number not in before]
+    facts = {"gallery": str(gallery), "undone": undone, "relabelled": changed}
+    already = len({*numbers} & before)
+    text = f"{gallery}: {pluralize(len(undone), 'decision')} undone"
+    text += f", {already} undone before" if already else ""
+    print_result(facts, as_json, f"{text}; {pluralize(changed, 'label')} changed back")
 
 
 @click.command()

@@ -104,7 +104,10 @@ def test_undo_gives_the_label_back(shop: Path) -> None:
     decide(shop, relabel="red/1.png")
     words = ["check", "decisions", str(shop / "g")]
     assert "label red -> green" in lookalike_here(*words).stdout
-    lookalike_here("check", "undo", words[-1], "1")
+    undone = lookalike_here("check", "undo", words[-1], "1").stdout
+    assert "1 decision undone; 1 label changed back" in undone
+    again = lookalike_here("check", "undo", words[-1], "1", "1").stdout
+    assert "0 decisions undone, 1 undone before; 0 labels changed back" in again
     assert labels(shop) == ALL
     assert "no decisions" in lookalike_here(*words).stdout
     assert "(undone)" in lookalike_here(*words, "--all").stdout
