@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from retrieval.images.load import content_sha256, read_bytes
 
 _MOST = 20_000  # images and classes that are kept; of more, random ones
 _ENOUGH = 300  # none found among so many: at 95%, fewer than 1% are there (rule of three)
+_SHA256 = re.compile("[0-9a-f]{64}")
 UNKNOWN = "may have been trained on these images"
 
 
@@ -78,27 +80,33 @@ class TrainingImages:
         texts = {key: b64encode(part.astype("<u8").tobytes()).decode() for key, part in numbers.items()}
         return {"images": self.images, "classes": self.classes, **texts}
 
-    def remark(self, contents: Iterable[str], labels: Iterable[str | None]) -> str:
+    def remark(self, contents: Sequence[str], labels: Iterable[str | None]) -> str:
         """Return what the model has to do with other images, as in "was trained on 3 of these 40 images".
 
         Args:
-            contents: SHA-256 of each of their files, in hexadecimal digits.
+            contents: SHA-256 of each of their files, in hexadecimal digits; imported vectors have none.
             labels: Their labels.
 
         Returns:
             The remark; empty if it was trained on none of them, and on no class of such a name.
         """
-        given = _numbers(contents)
+        known = [content for content in contents if _SHA256.fullmatch(content)]
+        given = _numbers(known)
         matches = int(np.isin(given, self.contents).sum())
         if matches:
             about = "" if len(self.contents) == self.images else "about "
             of_all = min(len(given), round(matches * self.images / len(self.contents)))
             return f"was trained on {about}{of_all:,} of these {len(given):,} images"
-        if len(given) * len(self.contents) < _ENOUGH * self.images and len(self.contents) < self.images:
+        is_sampled = len(self.contents) < self.images
+        if len(known) < len(contents) or (
+            is_sampled and len(given) * len(self.contents) < _ENOUGH * self.images
+        ):
             return UNKNOWN
         names = _numbers(_name(label) for label in {*labels} if label is not None)
-        if known := int(np.isin(names, self.labels).sum()):
-            return f"was trained on other images of {known:,} of these {len(names):,} classes, by their names"
+        if shared := int(np.isin(names, self.labels).sum()):
+            return (
+                f"was trained on other images of {shared:,} of these {len(names):,} classes, by their names"
+            )
         return ""
 
 
@@ -115,4 +123,4 @@ def _name(label: str) -> str:
 
 def _numbers(digests: Iterable[str]) -> np.ndarray:
     """Return the first eight bytes of each distinct SHA-256, uint64, ascending."""
-    return np.unique(np.array([int(digest[:16], 16) for digest in digests], np.uint64))
+    return np.unique(np.frombuffer(bytes.fromhex("".join(digest[:16] for digest in digests)), ">u8"))

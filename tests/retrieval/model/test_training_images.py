@@ -40,6 +40,10 @@ def test_images_are_known_by_their_contents(tmp_path: Path) -> None:
     expected = "was trained on other images of 1 of these 2 classes, by their names"
     assert found.remark(contents_of(others)[5:], ["blue", "red", None]) == expected
     assert not found.remark(contents_of(others)[5:], ["blue", None])
+    assert not found.remark([], [])
+    for other in ("", "no SHA-256", "é" * 64):  # of imported vectors
+        assert found.remark([*contents_of(others)[5:], other], []) == UNKNOWN
+        assert found.remark([*contents_of(others), other], []) == "was trained on 5 of these 10 images"
 
 
 def test_of_many_images_a_random_sample_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
