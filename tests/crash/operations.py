@@ -33,7 +33,7 @@ ACCIDENTS: dict[Accident, str] = {
     "power": "power lost at a step",
     "full": "disk full at a step",
     "broken": "I/O error at a step",
-    "readonly": "read-only from a step on",
+    "readonly": "read-only for 20 steps",
     "stop": "stopped at two steps",
 }
 STORE = "STORE"  # word of a command for which the address of the target's collection is put
