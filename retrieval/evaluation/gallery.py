@@ -255,11 +255,16 @@ def recall_after_learning(gallery: SearchableGallery) -> float | None:
     """
     try:
         learned = layers_of_labels(gallery.embedder)
-    except LookalikeError:
+        gains = learned[-1]["gains"] if learned else {}
+        recalls = [gain["metrics"]["recall_at_1"] for gain in gains.values() if gain]
+        return max((one["before"] + one["high"] for one in recalls), default=None)
+    except (
+        LookalikeError,
+        AttributeError,
+        KeyError,
+        TypeError,
+    ):  # a file from somebody else may say anything
         return None
-    gains = learned[-1]["gains"] if learned else {}
-    recalls = [gain["metrics"]["recall_at_1"] for gain in gains.values() if gain]
-    return max((one["before"] + one["high"] for one in recalls), default=None)
 
 
 def layers_of_labels(model: Embedder) -> list[Mapping[str, Any]]:

@@ -29,7 +29,7 @@ class TrainingImages:
     Images are equal if their files are, so a smaller or newly compressed copy is another image.
 
     Attributes:
-        images: Number of images.
+        images: Number of different images; of a sample, of files.
         classes: Number of classes.
         contents: First eight bytes of the SHA-256 of each file, or of a random sample, uint64 [n].
         labels: The same of the names of the classes, uint64 [c].
@@ -50,13 +50,12 @@ class TrainingImages:
         """
         drawn = np.random.default_rng(0).permutation(len(files))[:_MOST]
         with ThreadPoolExecutor() as pool:
-            contents = list(filter(None, pool.map(_content, (files[row] for row in drawn))))
+            read = [one for one in pool.map(_content, (files[row] for row in drawn)) if one is not None]
+        contents = _numbers(read)
+        images = len(contents) if len(drawn) == len(files) else len(files) - (len(drawn) - len(read))
         names = sorted(set(labels))
         kept = np.random.default_rng(0).permutation(len(names))[:_MOST]
-        unread = len(drawn) - len(contents)
-        return cls(
-            len(files) - unread, len(names), _numbers(contents), _numbers(_name(names[row]) for row in kept)
-        )
+        return cls(images, len(names), contents, _numbers(_name(names[row]) for row in kept))
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any] | None) -> TrainingImages | None:

@@ -31,7 +31,7 @@ def test_images_are_known_by_their_contents(tmp_path: Path) -> None:
     """And by their classes, if they are others; by other names under the same contents, too."""
     trained = files_of(tmp_path / "a", 40)
     missing = tmp_path / "missing.png"
-    found = TrainingImages.of([*trained, missing], {"red", "gr\udceen"})
+    found = TrainingImages.of([*trained, missing, trained[0]], {"red", "gr\udceen"})
     assert (found.images, found.classes) == (40, 2)
     found = TrainingImages.from_dict(json.loads(json.dumps(found.to_dict()))) or pytest.fail("nothing read")
     others = files_of(tmp_path / "b", 10, first=35)  # five of them are copies
