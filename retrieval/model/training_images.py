@@ -67,7 +67,7 @@ class TrainingImages:
                 np.frombuffer(b64decode(found[key], validate=True), "<u8") for key in ("contents", "labels")
             )
             images, classes = int(found["images"]), int(found["classes"])
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, OverflowError, TypeError, ValueError):
             return None
         if not 0 < len(contents) <= images:
             return None

@@ -71,6 +71,7 @@ def test_of_many_images_a_random_sample_is_kept(tmp_path: Path, monkeypatch: pyt
         {"labels": None},
         {"images": 2},
         {"images": "many"},
+        {"images": float("inf")},
         {"classes": []},
     ],
 )
