@@ -432,11 +432,15 @@ def accident_at(step: int, accident: Accident, folder: Path, later: int = 0) -> 
     disk = _Disk(folder) if accident == "power" else None
 
     def happen(number: int) -> None:
-        if accident == "stop" and number in (step, later):
-            os.kill(os.getpid(), signal.SIGSTOP)
-        if accident == "readonly" and step <= number < step + _READ_ONLY and _writes():
-            raise _failure_of_step(accident)
-        if number != step or accident in ("stop", "readonly"):
+        if accident == "stop":
+            if number in (step, later):
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return
+        if accident == "readonly":
+            if step <= number < step + _READ_ONLY and _writes():
+                raise _failure_of_step(accident)
+            return
+        if number != step:
             return
         if accident in FAILURES:
             raise _failure_of_step(accident)
@@ -473,7 +477,7 @@ def _writes() -> bool:
     if name == "open" and isinstance(how[0], int):
         return bool(how[0] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
     if name == "open":
-        return any(not {*"wax+"}.isdisjoint(str(mode)) for mode in how[:1])
+        return bool(how) and not {*"wax+"}.isdisjoint(str(how[0]))
     if name in ("mkdir", "unlink", "rmtree"):  # they fail before that, or do nothing
         return os.path.lexists(given[0]) != (name == "mkdir")
     return True
@@ -678,6 +682,15 @@ class Course:
             return [(*given[:1],), (*given[1:],)]
         return [(state,) for state in given] if self.operation.whole else [(*given,)]
 
+    def strangers(self, found: State) -> list[str]:
+        """Return the items of a gallery that are as in no state that may be seen."""
+        states = [state for epoch in self.epochs for state in epoch]
+        return [
+            key
+            for key in found.items
+            if not any(key in state.items and found.has(key, state) for state in states)
+        ]
+
 
 class Site:
     """A folder in which commands run, and their folders before they run.
@@ -850,10 +863,8 @@ class Site:
         if not (is_mixed or is_done or (before and left.equals(before))):
             raise BrokenPromiseError("neither the state before nor the one after")
         at = places(left.vectors, course.epochs)
-        states = [state for epoch in course.epochs for state in epoch]
-        for key in left.items:
-            if not any(key in state.items and left.has(key, state) for state in states):
-                raise BrokenPromiseError(f"{key} is neither as before nor as after")
+        if strangers := course.strangers(left):
+            raise BrokenPromiseError(f"{strangers[0]} is neither as before nor as after")
         for key in (self.out / ACKNOWLEDGED).read_text().split():
             is_there = key in left.items and key in after.items and left.has(key, after)
             if not (is_there or key not in left.items | after.items):
@@ -867,7 +878,6 @@ class Site:
     def _judge_copy(self, course: Course) -> None:
         """Judge a copy of the folder that was made while the command wrote."""
         target = self.out / "copy" / course.operation.target
-        states = [state for epoch in course.epochs for state in epoch]
 
         def look() -> list[str]:
             """Return the items that are wrong, although `verify` has found nothing, or has repaired it."""
@@ -879,11 +889,7 @@ class Site:
                 verify(target, repair=True)
             found = read_state(target)
             assert found is not None
-            return [
-                key
-                for key in found.items
-                if not any(key in state.items and found.has(key, state) for state in states)
-            ]
+            return course.strangers(found)
 
         if (target / "gallery.db").exists() and (wrong := forked(look)):
             raise BrokenPromiseError(f"of a copy that was made meanwhile, {wrong[:5]} are wrong")
