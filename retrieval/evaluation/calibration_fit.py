@@ -168,7 +168,7 @@ def calibrate(
     *,
     absent: float = ABSENT,
     queries: int = QUERIES,
-    may_have_learned: bool | None = None,
+    may_have_learned: bool = False,
     show_progress: bool = False,
 ) -> tuple[Calibration, Quality]:
     """Fit the calibration of a gallery, and measure it on held-out classes. Nothing is stored.
@@ -179,8 +179,8 @@ def calibrate(
         absent: Share of the queries whose thing is not in the gallery, from 0 to below 1; without effect on
             decisions, whose queries are as they are.
         queries: Number of labelled items beyond which a random sample is used as queries.
-        may_have_learned: Whether a layer of the vectors may have learned from the labels; by default if they
-            are those of the gallery.
+        may_have_learned: Whether a layer of the vectors may have learned from these judgements, as it may
+            from the labels of the gallery.
         show_progress: Report progress on stderr.
 
     Raises:
@@ -192,7 +192,7 @@ def calibrate(
     else:
         labels = None if judgements is None else judgements.labels
         hits = judged_hits(gallery, labels, queries=queries, show_progress=show_progress)
-        if judgements is None if may_have_learned is None else may_have_learned:
+        if judgements is None or may_have_learned:
             _check_unlearned(gallery, hits)
         hits = hits.with_absent(absent)
     check_enough(hits, str(gallery.folder))

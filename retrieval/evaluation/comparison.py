@@ -13,7 +13,7 @@ import numpy as np
 from retrieval.display import Displayed
 from retrieval.errors import InputError
 from retrieval.evaluation.findings import JudgedAnswers, JudgedQueries, Neighbour
-from retrieval.evaluation.report import FLATTERED, OFF_THE_SHELF, REPORT_FILE, Report, kept_reports
+from retrieval.evaluation.report import OFF_THE_SHELF, REPORT_FILE, Report, kept_reports, trained_remark
 from retrieval.evaluation.score import Result
 from retrieval.evaluation.verdict import DECIDING, Change, Verdict, judge
 from retrieval.files import now
@@ -489,10 +489,8 @@ def _check_comparable(contenders: Sequence[Contender], answers: Sequence[_Answer
                 notes.append(f"{contender.name} differs from {first.name}: {differences}.")
         if len(set(contender.seeds)) < len(contender.seeds):
             notes.append(f"{contender.name} has several runs of one seed, which are not independent.")
-        for note in dict.fromkeys(note for report in contender.reports for note in report.notes):
-            if note.endswith(FLATTERED):
-                what = note.removeprefix("The model ").removesuffix(FLATTERED)
-                notes.append(f"{contender.name} {what}, which flatters it.")
+        remarks = (trained_remark(note) for report in contender.reports for note in report.notes)
+        notes += [f"{contender.name} {remark}, which flatters it." for remark in remarks if remark]
     unknown = [contender.name for contender, theirs in zip(contenders, answers, strict=True) if not theirs]
     if unknown:
         which = "any report" if len(unknown) == len(contenders) else ", ".join(unknown)

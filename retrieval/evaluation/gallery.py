@@ -12,7 +12,7 @@ import numpy as np
 from retrieval.errors import InputError, LookalikeError
 from retrieval.evaluation.findings import ImageSet, find_mistakes
 from retrieval.evaluation.products import best_view_values, product_results, shown_variants
-from retrieval.evaluation.report import FLATTERED, Report
+from retrieval.evaluation.report import Report, trained_note
 from retrieval.evaluation.score import Result, evaluate
 from retrieval.evaluation.verdict import DECIDING, Verdict, judge
 from retrieval.galleries.searchable import SearchableGallery
@@ -325,7 +325,7 @@ def _notes(
     gallery: SearchableGallery, found: StoredEmbeddings, labelled: int, queries: int, classes: int
 ) -> tuple[str, ...]:
     learned = _learned(gallery, found.contents, found.labels)
-    notes = [f"The model {learned}{FLATTERED}"] if learned else []
+    notes = [trained_note(learned)] if learned else []
     if queries < labelled:
         notes.append(f"The queries are a random sample of the {labelled:,} labelled images.")
     if labelled < len(found.labels):

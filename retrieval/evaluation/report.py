@@ -14,7 +14,6 @@ from retrieval.evaluation.findings import Findings, JudgedQueries
 from retrieval.evaluation.score import BY_PRODUCT, KS, Result
 from retrieval.evaluation.verdict import Verdict
 from retrieval.files import now, write_texts
-from retrieval.model.training_images import UNKNOWN
 from retrieval.text import pluralize
 
 FORMAT_VERSION = 4
@@ -23,8 +22,19 @@ REPORT_FILE = "report.json"
 OFF_THE_SHELF = "off-the-shelf backbone"  # name of the result of a pretrained backbone without a head
 REPORTS_FOLDER = "reports"  # folder of a gallery with the reports that it keeps
 _PRINTED = {"recall_at_1": "Recall@1", "map_at_r": "MAP@R"}  # in the text that stands for a report
-FLATTERED = ": others are found less well."  # end of the note on a model that knows the images
-TRAINED_NOTE = f"The model {UNKNOWN}{FLATTERED}"
+_MODEL, _FLATTERED = "The model ", ": others are found less well."
+
+
+def trained_note(remark: str) -> str:
+    """Return the note of a report on a model that knows the images; see `TrainingImages.remark`."""
+    return f"{_MODEL}{remark}{_FLATTERED}"
+
+
+def trained_remark(note: str) -> str | None:
+    """Return the remark in such a note; `None` for other notes."""
+    if not (note.startswith(_MODEL) and note.endswith(_FLATTERED)):
+        return None
+    return note.removeprefix(_MODEL).removesuffix(_FLATTERED)
 
 
 @dataclass(frozen=True, repr=False)

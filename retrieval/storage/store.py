@@ -182,7 +182,8 @@ class Store:
 
     def replaced(self) -> bool:
         """Return whether the folder holds another gallery than when it was opened."""
-        return inode_of(self.folder) != self._inode if self._watch is None else self._watch.replaced()
+        # While a connection is open, no other file can get its inode number.
+        return inode_of(self.folder) != self._inode
 
     def segments(self) -> list[Segment]:
         """Return all committed segments, oldest first."""

@@ -123,11 +123,6 @@ class Watch:
                 self._quiet = status
             return changed
 
-    def replaced(self) -> bool:
-        """Return whether the folder holds another gallery than when it was opened."""
-        # While the connection is open, no other file can get its inode number.
-        return self._inode() != self._opened
-
     def _version(self) -> tuple[int, int]:
         """Return a value that differs after every commit, and for another gallery in this folder."""
         return self._inode(), self._db.execute("PRAGMA data_version").fetchone()[0]

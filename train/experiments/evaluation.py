@@ -15,7 +15,7 @@ from retrieval.errors import InputError
 from retrieval.evaluation.findings import Findings, ImageSet, find_mistakes
 from retrieval.evaluation.gallery import gallery_protocol
 from retrieval.evaluation.products import product_results
-from retrieval.evaluation.report import FLATTERED, Report
+from retrieval.evaluation.report import Report, trained_note
 from retrieval.evaluation.score import CURVE_KS, KS, Evaluation, Result, evaluate
 from retrieval.evaluation.verdict import Verdict, judge
 from retrieval.galleries.searchable import SearchableGallery
@@ -374,7 +374,7 @@ def _notes(
     notes = []
     known = opened.training_images
     if learned := "" if known is None else known.remark(contents, ()):
-        notes.append(f"The model {learned}{FLATTERED}")
+        notes.append(trained_note(learned))
     elif dataset.test == dataset.train and opened.config.get("data") == dataset.name:
         notes.append("Training has seen these images: the data set has no test split.")
     if published is not None and published.note:

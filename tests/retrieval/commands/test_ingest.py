@@ -14,11 +14,12 @@ import pytest
 from PIL import Image
 
 from retrieval.commands.options import parse_size
-from retrieval.evaluation.report import TRAINED_NOTE
+from retrieval.evaluation.report import trained_note
 from retrieval.galleries.files import FilesView
 from retrieval.machine.devices import Device
 from retrieval.model.runtime import Runtime
 from retrieval.model.sessions import open_session
+from retrieval.model.training_images import UNKNOWN
 from tests.conftest import draw, draw_classes, lookalike_here
 from tests.serve.model import write_model
 
@@ -150,7 +151,9 @@ def test_rebuild_refuses_a_certain_loss(patterns: Path, tmp_path: Path, model_fi
 
     def measured(*, tells: bool) -> dict[str, float]:
         report = json.loads(lookalike_here("evaluate", "g", "--json", cwd=tmp_path).stdout)
-        assert (TRAINED_NOTE not in report["notes"]) == tells, "one file tells what it was trained on"
+        assert (trained_note(UNKNOWN) not in report["notes"]) == tells, (
+            "one file tells what it was trained on"
+        )
         return {key: report["results"][-1]["values"][key] for key in ("recall_at_1", "map_at_r")}
 
     lookalike_here("index", "build", "g", "patterns", "--model", "good.onnx", cwd=tmp_path)

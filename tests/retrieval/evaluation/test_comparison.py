@@ -15,9 +15,10 @@ from scipy.stats import ttest_rel
 from retrieval import InputError
 from retrieval.evaluation.comparison import Comparison, Contender, compare_reports, load_contenders
 from retrieval.evaluation.findings import ImageSet, find_mistakes
-from retrieval.evaluation.report import OFF_THE_SHELF, TRAINED_NOTE, Report
+from retrieval.evaluation.report import OFF_THE_SHELF, Report, trained_note
 from retrieval.evaluation.score import Result, evaluate
 from retrieval.metrics.statistics import holm, mcnemar
+from retrieval.model.training_images import UNKNOWN
 from retrieval.reports.comparison import render_comparison
 from retrieval.reports.folder import save_comparison, save_report
 from retrieval.reports.text_tables import comparison_table
@@ -201,7 +202,7 @@ def test_single_report_is_refused_and_repeated_seeds_are_noted(tmp_path: Path) -
 
 
 def test_contender_that_may_have_been_trained_on_the_images_is_named(tmp_path: Path) -> None:
-    trained = dataclasses.replace(report(tmp_path, 1), notes=(TRAINED_NOTE,))
+    trained = dataclasses.replace(report(tmp_path, 1), notes=(trained_note(UNKNOWN),))
     found = side_by_side(plain=report(tmp_path, 2), trained=trained)
     assert found.notes == ["trained may have been trained on these images, which flatters it."]
 
