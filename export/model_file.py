@@ -20,7 +20,7 @@ from export.cost import Cost, measure_cost
 from export.graph import half_precision, to_onnx
 from export.int8 import quantise
 from export.samples import SampleImages
-from retrieval.errors import LookalikeError
+from retrieval.errors import InputError, LookalikeError
 from retrieval.files import atomic_write, now
 from retrieval.images.preprocess import Preprocess
 from retrieval.machine.installation import versions
@@ -28,6 +28,8 @@ from retrieval.model.embedder import FORMAT_VERSION, Embedder
 from retrieval.model.runtime import Runtime
 from retrieval.model.training_images import TrainingImages
 from retrieval.progress import Progress
+from train.data import DataSet, LabelledImage
+from train.data.splits import divide
 from train.loop.run_folder import Run
 from train.losses.matryoshka import prefix_weights
 from train.models.embedding_model import EmbeddingModel
@@ -147,6 +149,7 @@ def export_run(
         blended = blend_with_start(run, model, share, show_progress=options.show_progress)
         provenance["blend"] = blended.to_dict()
     own = samples if data is None else SampleImages.load_or_noise(config.data)
+    held_out = [] if own.dataset is None else _held_out(run, which, own.dataset)
     exported = export_model(
         model,
         config.preprocess,
@@ -155,7 +158,7 @@ def export_run(
         samples,
         options,
         matryoshka=dims,
-        training_images=own.training_images(),
+        training_images=own.training_images(held_out),
     )
     return replace(exported, blend=blended)
 
@@ -275,6 +278,24 @@ def _embed(model: EmbeddingModel, sample: np.ndarray) -> np.ndarray:
 
 def _batches(sample: np.ndarray) -> list[np.ndarray]:
     return [np.resize(sample, (size, *sample.shape[1:])) for size in _PROOF_BATCHES]
+
+
+def _held_out(run: Run, which: str, dataset: DataSet) -> Sequence[LabelledImage]:
+    """Return the training images of a run whose labels a checkpoint has not learned.
+
+    None if the data set is another one now, and with a teacher, who may have learned them.
+    """
+    config = run.config
+    if config.distill.teacher is not None:
+        return []
+    try:
+        division = divide(dataset, config)
+    except InputError:
+        return []
+    if run.checkpoint_state("last").get("division_sha256") != division.digest():
+        return []
+    is_start = run.checkpoint_state(which)["step"] == 0 and config.model.init != "lda"
+    return dataset.train if is_start else division.held_out
 
 
 def _provenance(run: Run, which: str) -> dict[str, Any]:

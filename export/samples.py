@@ -48,13 +48,19 @@ class SampleImages:
         except InputError:
             return cls(None)
 
-    def training_images(self) -> TrainingImages | None:
-        """Return the training images of the data set, held-out ones included; `None` for noise."""
+    def training_images(self, held_out: Sequence[LabelledImage] = ()) -> TrainingImages | None:
+        """Return the training images of the data set; `None` for noise.
+
+        Args:
+            held_out: Those of them whose labels were not learned.
+        """
         if self.dataset is None:
             return None
         images = self.dataset.train
         labels = {image.label for image in images} if self.dataset.labelled else set[str]()
-        found = TrainingImages.of([image.path for image in images], labels)
+        found = TrainingImages.of(
+            [image.path for image in images], labels, {image.path for image in held_out}
+        )
         return found if len(found.contents) else None
 
     def sample_pixels(self, count: int, preprocess: Preprocess) -> tuple[np.ndarray, str]:

@@ -19,6 +19,8 @@ from retrieval.images.load import content_sha256, read_bytes
 _MOST = 20_000  # images and classes that are kept; of more, random ones
 _ENOUGH = 300  # none found among so many: at 95%, fewer than 1% are there (rule of three)
 _SHA256 = re.compile("[0-9a-f]{64}")
+_NUMBERS = ("contents", "labels", "held_out")
+_LEARNED, _SEEN = "was trained on {}", "saw {} in training, but did not learn their labels"
 UNKNOWN = "may have been trained on these images"
 
 
@@ -33,29 +35,41 @@ class TrainingImages:
         classes: Number of classes.
         contents: First eight bytes of the SHA-256 of each file, or of a random sample, uint64 [n].
         labels: The same of the names of the classes, uint64 [c].
+        held_out: Those of `contents` whose labels were not learned, uint64 [h]: they chose the epoch, or the
+            model is the start of its run, fitted to images alone.
     """
 
     images: int
     classes: int
     contents: np.ndarray
     labels: np.ndarray
+    held_out: np.ndarray
 
     @classmethod
-    def of(cls, files: Sequence[str | PathLike[str]], labels: Collection[str]) -> TrainingImages:
+    def of(
+        cls,
+        files: Sequence[str | PathLike[str]],
+        labels: Collection[str],
+        held_out: Collection[str | PathLike[str]] = (),
+    ) -> TrainingImages:
         """Read the files, of more than 20,000 a random sample (fixed seed). What cannot be read is left out.
 
         Args:
             files: Image files.
             labels: Names of their classes.
+            held_out: Those of the files whose labels were not learned.
         """
         drawn = np.random.default_rng(0).permutation(len(files))[:_MOST]
+        chosen = [files[row] for row in drawn]
         with ThreadPoolExecutor() as pool:
-            read = [one for one in pool.map(_content, (files[row] for row in drawn)) if one is not None]
-        contents = _numbers(read)
-        images = len(contents) if len(drawn) == len(files) else len(files) - (len(drawn) - len(read))
+            found = [(file, one) for file, one in zip(chosen, pool.map(_content, chosen), strict=True) if one]
+        contents = _numbers(one for _, one in found)
+        learned = _numbers(one for file, one in found if file not in held_out)
+        images = len(contents) if len(drawn) == len(files) else len(files) - (len(drawn) - len(found))
         names = sorted(set(labels))
         kept = np.random.default_rng(0).permutation(len(names))[:_MOST]
-        return cls(images, len(names), contents, _numbers(_name(names[row]) for row in kept))
+        of_names = _numbers(_name(names[row]) for row in kept)
+        return cls(images, len(names), contents, of_names, np.setdiff1d(contents, learned))
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any] | None) -> TrainingImages | None:
@@ -63,21 +77,43 @@ class TrainingImages:
         if found is None:
             return None
         try:
-            contents, labels = (
-                np.frombuffer(b64decode(found[key], validate=True), "<u8") for key in ("contents", "labels")
+            contents, labels, held_out = (
+                np.frombuffer(b64decode(found[key], validate=True), "<u8") for key in _NUMBERS
             )
             images, classes = int(found["images"]), int(found["classes"])
         except (KeyError, OverflowError, TypeError, ValueError):
             return None
         if not 0 < len(contents) <= images:
             return None
-        return cls(images, classes, contents, labels)
+        return cls(images, classes, contents, labels, held_out)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        numbers = {"contents": self.contents, "labels": self.labels}
-        texts = {key: b64encode(part.astype("<u8").tobytes()).decode() for key, part in numbers.items()}
+        numbers = {key: getattr(self, key).astype("<u8") for key in _NUMBERS}
+        texts = {key: b64encode(part.tobytes()).decode() for key, part in numbers.items()}
         return {"images": self.images, "classes": self.classes, **texts}
+
+    def learned(self, contents: Sequence[str], labels: Sequence[str | None]) -> np.ndarray:
+        """Return which images the model may have learned the labels of, bool [n].
+
+        An image counts by its file; by its class, where the file is unknown, or only a sample of the training
+        images is known.
+
+        Args:
+            contents: As for `remark`.
+            labels: Their labels.
+        """
+        of_classes, held_out = set(self.labels.tolist()), set(self.held_out.tolist())
+        shared = {label for label in {*labels} if label is not None and _number(_name(label)) in of_classes}
+        known, is_sampled = set(self.contents.tolist()) - held_out, len(self.contents) < self.images
+
+        def may_have_learned(content: str, label: str | None) -> bool:
+            if not _SHA256.fullmatch(content):
+                return label in shared
+            number = _number(content)
+            return number in known or (is_sampled and number not in held_out and label in shared)
+
+        return np.array([may_have_learned(*image) for image in zip(contents, labels, strict=True)], bool)
 
     def remark(self, contents: Sequence[str], labels: Iterable[str | None]) -> str:
         """Return what the model has to do with other images, as in "was trained on 3 of these 40 images".
@@ -91,11 +127,12 @@ class TrainingImages:
         """
         known = [content for content in contents if _SHA256.fullmatch(content)]
         given = _numbers(known)
-        matches = int(np.isin(given, self.contents).sum())
-        if matches:
-            about = "" if len(self.contents) == self.images else "about "
-            of_all = min(len(given), round(matches * self.images / len(self.contents)))
-            return f"was trained on {about}{of_all:,} of these {len(given):,} images"
+        about = "" if len(self.contents) == self.images else "about "
+        kinds = {_LEARNED: np.setdiff1d(self.contents, self.held_out), _SEEN: self.held_out}
+        for words, numbers in kinds.items():
+            if matches := int(np.isin(given, numbers).sum()):
+                of_all = min(len(given), round(matches * self.images / len(self.contents)))
+                return words.format(f"{about}{of_all:,} of these {len(given):,} images")
         is_sampled = len(self.contents) < self.images
         if len(known) < len(contents) or (
             is_sampled and len(given) * len(self.contents) < _ENOUGH * self.images
@@ -118,6 +155,10 @@ def _content(file: str | PathLike[str]) -> str | None:
 
 def _name(label: str) -> str:
     return hashlib.sha256(label.encode(errors="surrogateescape")).hexdigest()
+
+
+def _number(digest: str) -> int:
+    return int(digest[:16], 16)
 
 
 def _numbers(digests: Iterable[str]) -> np.ndarray:

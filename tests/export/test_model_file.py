@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -21,9 +22,11 @@ from export.samples import SampleImages
 from retrieval import Embedder, InputError, LookalikeError, Preprocess, load_image
 from retrieval.images.decode import embed_files
 from retrieval.progress import Progress
-from tests.conftest import draw
+from tests.conftest import draw, draw_classes, lookalike_here
 from train import settings
 from train.config import ModelConfig
+from train.data import load
+from train.data.splits import divide
 from train.loop.run_folder import Run, initial_model
 from train.models.embedding_model import EmbeddingModel, pixel_embedder
 
@@ -201,6 +204,31 @@ def test_run_is_exported_without_its_pretrained_weights_file(tmp_path: Path) -> 
     assert export_run(run, tmp_path / "m.onnx").proof.lowest_cosine > 0.99999
     embedding = Embedder(tmp_path / "m.onnx").metadata["embedding"]
     assert (embedding["dim"], embedding["matryoshka"]) == (64, [8, 16, 64])
+
+
+def test_file_tells_training_images_from_held_out_ones(tmp_path: Path) -> None:
+    """Those that chose the epoch were not learned; all were, where the images are no longer the same."""
+    images = draw_classes(tmp_path / "images", 10, 4)
+    run = tmp_path / "run"
+    words = ["train", "--recipe", "scratch", "--data", f"folder:{images}", "--out", str(run)]
+    settings = ["epochs=1", "preprocess.size=32", "model.embedding_dim=16", "split.validation=0.3"]
+    lookalike_here(*words, *(word for one in settings for word in ("--set", one)))
+    (_, _, held_out) = divide(load(f"folder:{images}"), Run.open(run).config)
+    assert len(held_out) == 12
+    everything = sorted(images.rglob("*.png"))
+    contents = {file: hashlib.sha256(file.read_bytes()).hexdigest() for file in everything}
+
+    def learned(*words: str) -> set[Path]:
+        lookalike_here("export", str(run), "--out", str(tmp_path / "m.onnx"), *words)
+        known = Embedder(tmp_path / "m.onnx").training_images
+        assert known is not None
+        found = known.learned([*contents.values()], [None] * len(contents))
+        return {file for file, one in zip(contents, found, strict=True) if one}
+
+    trained = {*everything} - {image.path for image in held_out}
+    assert learned("--checkpoint", "last") == trained
+    draw_classes(images, 10, 1, first=4)
+    assert learned("--checkpoint", "last") == {*everything}
 
 
 def test_run_without_checkpoint_is_refused(tmp_path: Path) -> None:

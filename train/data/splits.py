@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +32,16 @@ class Division(NamedTuple):
     clean: list[LabelledImage]
     given: list[LabelledImage]
     held_out: list[LabelledImage]
+
+    def digest(self) -> str:
+        """Return a SHA-256 of the names and labels of the images of both parts, wherever their folder is."""
+        sha256 = hashlib.sha256()
+        for part in (self.clean, self.held_out):
+            for image in part:
+                name = json.dumps([*Path(image.path).parts[-2:], image.label])
+                sha256.update(name.encode() + b"\n")
+            sha256.update(b"\n")
+        return sha256.hexdigest()
 
 
 def divide(dataset: DataSet, config: Config) -> Division:

@@ -408,6 +408,7 @@ class Trainer:
             "scaler": self.take_step.scaler.state_dict(),
             "recall_at_1": recall,
             "start_sha256": self.network.start_digest,
+            "division_sha256": self.data.division_digest,
         }
         self.run.save_checkpoint(which, state, self.optimizer, **self._modules)
 

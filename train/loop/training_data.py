@@ -40,6 +40,7 @@ class TrainingData:
     Attributes:
         images: The N training images, some with wrong labels if `noise.rate` > 0.
         clean: The same images with their true labels.
+        division_digest: SHA-256 of which images are held out.
         validation: Held-out images, with their true labels: label noise is drawn among the others.
         copies: Augmented copies of held-out images, which search them; empty for labelled data, and with a
             teacher.
@@ -74,7 +75,9 @@ class TrainingData:
             check_pairs(config)
         elif not dataset.labelled:
             check_unlabelled(config)
-        self.clean, self.images, self.validation = divide(dataset, config)
+        division = divide(dataset, config)
+        self.division_digest = division.digest()
+        self.clean, self.images, self.validation = division
         if config.patience and not self.validation and not config.split.refit:
             raise InputError("patience: no images are held out; raise split.validation, or set patience=null")
         if dataset.labelled and dataset.pairs is None:

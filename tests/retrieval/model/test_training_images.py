@@ -61,6 +61,32 @@ def test_of_many_images_a_random_sample_is_kept(tmp_path: Path, monkeypatch: pyt
     assert found.remark(contents_of(others[:100]), ()) == UNKNOWN
 
 
+def test_held_out_images_are_seen_but_not_learned(tmp_path: Path) -> None:
+    trained = files_of(tmp_path / "a", 40)
+    found = TrainingImages.of(trained, ["red", "blue"], set(trained[30:]))
+    found = TrainingImages.from_dict(json.loads(json.dumps(found.to_dict()))) or pytest.fail("nothing read")
+    new = files_of(tmp_path / "b", 3, first=40)
+    files = [*trained, *new]
+    assert found.learned(contents_of(files), ["red"] * 43).tolist() == [True] * 30 + [False] * 13
+    assert found.remark(contents_of(files), ["red"]) == "was trained on 30 of these 43 images"
+    expected = "saw 10 of these 13 images in training, but did not learn their labels"
+    assert found.remark(contents_of(files[30:]), ["red"]) == expected
+    # By their class where the file is unknown.
+    assert found.learned(["", "no SHA-256", ""], ["red", "green", None]).tolist() == [True, False, False]
+
+
+def test_of_a_sample_images_count_by_their_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_images, "_MOST", 20)
+    trained = files_of(tmp_path / "a", 40)
+    found = TrainingImages.of(trained, ["red"], set(trained[:10]))
+    contents = contents_of(trained)
+    known = np.isin([int(content[:16], 16) for content in contents], found.contents)
+    held_out = known & (np.arange(40) < 10)
+    assert 0 < held_out.sum() < 10
+    assert found.learned(contents, ["red"] * 40).tolist() == (~held_out).tolist()
+    assert found.learned(contents, ["blue"] * 40).tolist() == (known & ~held_out).tolist()
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -69,6 +95,7 @@ def test_of_many_images_a_random_sample_is_kept(tmp_path: Path, monkeypatch: pyt
         {"contents": ""},
         {"contents": 7},
         {"labels": None},
+        {"held_out": "no base64"},
         {"images": 2},
         {"images": "many"},
         {"images": float("inf")},
@@ -94,7 +121,8 @@ def test_evaluations_name_images_that_the_model_was_trained_on(
         lookalike_here("index", "build", name, str(images), "--model", str(model_file), cwd=tmp_path)
         return notes(name)
 
-    of_all = "The model was trained on 24 of these 24 images: others are found less well."
+    told = "saw 24 of these 24 images in training, but did not learn their labels"  # 0 epochs
+    of_all = f"The model {told}: others are found less well."
     assert of_all in built("own", shop)
     assert of_all in notes(str(model_file), "--data", f"folder:{shop}")
     new = draw_classes(tmp_path / "new", ("white", "black"), 4, first=50)
@@ -107,7 +135,7 @@ def test_evaluations_name_images_that_the_model_was_trained_on(
     assert f"{expected}: others are found less well." in notes("other")
     rebuilt = lookalike_here("index", "rebuild", "own", "--model", str(model_file), "--json", cwd=tmp_path)
     remark = json.loads(rebuilt.stdout)["comparison"]["remark"]
-    assert remark.startswith("both models were trained on 24 of these 24 images")
+    assert remark.startswith(f"both models {told}")
     shown = lookalike_here("model", "info", str(model_file), "--no-latency").stdout
     assert "trained on  images 24, classes 3" in shown
 
