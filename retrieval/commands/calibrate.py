@@ -23,7 +23,7 @@ from retrieval.reports.pages import document
 from retrieval.reports.reliability import render_calibration
 from retrieval.reports.text_tables import percent
 from retrieval.search.calibration import HIGH_ERROR, NAME, Calibration, write_calibration
-from retrieval.text import align_columns
+from retrieval.text import align_columns, pluralize
 
 _GALLERY = "gallery"
 _COPIES = "queries whose picture is in the gallery, or a changed copy of it"
@@ -85,7 +85,8 @@ def calibrate(
     images by id or key, and same, 1 or 0.
 
     If `teach` or `improve` has learned much from the labels of the gallery, hits between these images say
-    nothing about new ones, and the labels are refused: give a TABLE of others.
+    nothing about new ones, and the labels are refused: give a TABLE of others. Images that the network was
+    trained on, by its model file, are no queries for the same reason.
 
     Each labelled image is searched for without itself; without its class, as if the gallery had nothing like
     it; and with itself, also as a changed copy. A hit that is the picture of the query has a probability of
@@ -124,6 +125,8 @@ def _lines(calibration: Calibration, quality: Quality) -> Iterator[str]:
     chance = percent(quality.ece_by_chance)
     share = f"{percent(quality.brier_of_share)} with one probability for all"
     yield f"calibrated with {quality.queries:,} queries of {quality.classes:,} classes"
+    if quality.left_out:
+        yield f"{pluralize(quality.left_out, 'image')} that the network was trained on were no queries"
     rows: list[tuple[str, float, str]] = [
         ("calibration error", quality.ece, f"{BINS} bins; by chance {chance}; folds {low} to {high}"),
         ("of the best hit", quality.ece_of_best, ""),

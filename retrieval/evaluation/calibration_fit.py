@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from retrieval.errors import InputError
-from retrieval.evaluation.gallery import recall_after_learning
+from retrieval.evaluation.gallery import learned_images, recall_after_learning
 from retrieval.files import now
 from retrieval.galleries.items import Hit, item_value
 from retrieval.galleries.searchable import SearchableGallery
@@ -34,6 +34,7 @@ from retrieval.search.calibration import DEPTH, SAME, Calibration, features, log
 from retrieval.search.options import EACH, SearchOptions
 from retrieval.search.rerank import unit
 from retrieval.storage.records import Value
+from retrieval.text import pluralize
 
 QUERIES = 3000
 ABSENT = 0.5
@@ -68,6 +69,7 @@ class JudgedHits:
         weights: Weights, float64 [n], with a mean of 1.
         queries: Number of the query, int64 [n]: of each item `KINDS` of them, in the order of the kinds.
         groups: Class of the query, int64 [n].
+        left_out: Number of items that are no queries, since the network may have learned their labels.
     """
 
     scores: np.ndarray
@@ -76,9 +78,10 @@ class JudgedHits:
     weights: np.ndarray
     queries: np.ndarray
     groups: np.ndarray
+    left_out: int = 0
 
     def __getitem__(self, which: np.ndarray) -> JudgedHits:
-        return JudgedHits(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
+        return replace(self, **{name: one[which] for name, one in vars(self).items() if name != "left_out"})
 
     @property
     def features(self) -> np.ndarray:
@@ -146,6 +149,7 @@ class Quality:
         brier_of_share: Brier score of the share of right hits as the probability of all.
         reliability: Bins of the reliability diagram.
         thresholds: What lowest probabilities do.
+        left_out: Number of labelled images that were no queries, since the network was trained on them.
     """
 
     queries: int
@@ -160,6 +164,7 @@ class Quality:
     brier_of_share: float
     reliability: list[Bin]
     thresholds: list[Threshold]
+    left_out: int = 0
 
 
 def calibrate(
@@ -172,6 +177,9 @@ def calibrate(
     show_progress: bool = False,
 ) -> tuple[Calibration, Quality]:
     """Fit the calibration of a gallery, and measure it on held-out classes. Nothing is stored.
+
+    Images that the network was trained on, by its model file, are no queries: new pictures are not as near to
+    their class.
 
     Args:
         gallery: The gallery.
@@ -250,7 +258,8 @@ def judged_hits(
 
     Each item is searched for without itself, without its class, with itself, and with itself by a changed
     copy. Hits without a label are left out: it is not known whether they are right. The picture of a query is
-    left out as well: it would make the best hits of other queries too probable.
+    left out as well: it would make the best hits of other queries too probable. Items whose labels the
+    network may have learned are hits, but no queries.
 
     Args:
         gallery: The gallery.
@@ -271,6 +280,11 @@ def judged_hits(
         vectors = np.stack([stored[number] for number in ids.tolist()]) if len(ids) else np.empty((0, 1))
         own = [labels[number] for number in ids.tolist()]
         sizes = Counter(labels.values())
+    learned = learned_images(gallery, dict(zip(ids.tolist(), own, strict=True)))
+    if learned:
+        new = np.array([number not in learned for number in ids.tolist()])
+        ids, vectors = ids[new], vectors[new]
+        own = [label for label, is_new in zip(own, new, strict=True) if is_new]
     classes = {label: number for number, label in enumerate(dict.fromkeys(own))}
     copies = change(vectors)
     products = gallery.products_beside(ids, np.array([classes[label] for label in own], np.int64))
@@ -331,7 +345,7 @@ def judged_hits(
                     )
                 wanted, depth = deeper, min(4 * depth, _MOST)
             progress.update(len(some))
-    return rows.hits()
+    return replace(rows.hits(), left_out=len(learned))
 
 
 def change(vectors: np.ndarray, seed: int = 0) -> np.ndarray:
@@ -396,7 +410,10 @@ def _hits_of_pairs(gallery: SearchableGallery, pairs: Sequence[tuple[int, int, b
     """Return decisions as hits of the first of each pair. Items that are the same are one group."""
     ids = sorted({number for a, b, _ in pairs for number in (a, b)})
     stored = gallery.vectors(ids)
-    known = [(a, b, same) for a, b, same in pairs if a in stored and b in stored and a != b]
+    labels = {item.id: item.label or "" for item in gallery.stored_items(ids)}
+    learned = learned_images(gallery, labels)
+    there = [(a, b, same) for a, b, same in pairs if a in stored and b in stored and a != b]
+    known = [(a, b, same) for a, b, same in there if a not in learned]
     asked = sorted({a for a, _, _ in known})
     near = {}
     for start in range(0, len(asked), _BATCH):
@@ -414,6 +431,7 @@ def _hits_of_pairs(gallery: SearchableGallery, pairs: Sequence[tuple[int, int, b
         weights=np.ones(len(known)),
         queries=KINDS * np.array([a for a, _, _ in known], np.int64) + PRESENT,
         groups=np.array([groups[a] for a, _, _ in known], np.int64),
+        left_out=len({a for a, _, _ in there} & learned),
     )
 
 
@@ -425,7 +443,13 @@ def check_enough(hits: JudgedHits, where: str) -> None:
     if min(right, wrong) < _LEAST or groups < FOLDS:
         found = f"{right} right and {wrong} wrong hits of {groups} classes"
         least = f"at least {_LEAST} of both and {FOLDS} classes"
-        raise InputError(f"{where}: {found} are known, which is too few; {least} are necessary")
+        more = ""
+        if hits.left_out:
+            more = (
+                f"; {pluralize(hits.left_out, 'labelled image')} that the network was trained on say nothing "
+                "of new pictures: add and label some that it was not trained on"
+            )
+        raise InputError(f"{where}: {found} are known, which is too few; {least} are necessary{more}")
 
 
 # ---- regression
@@ -530,6 +554,7 @@ def measure(hits: JudgedHits, probabilities: np.ndarray, errors: list[float]) ->
         brier_of_share=brier_score(share, right, weights),
         reliability=reliability(probabilities, right, weights),
         thresholds=[_threshold(hits, probabilities, best, value) for value in THRESHOLDS],
+        left_out=hits.left_out,
     )
 
 

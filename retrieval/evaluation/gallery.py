@@ -247,6 +247,32 @@ def _learned(gallery: SearchableGallery, contents: Sequence[str], labels: Sequen
     return model.training_images.remark(contents, labels)
 
 
+def learned_images(gallery: SearchableGallery, labels: Mapping[int, str]) -> set[int]:
+    """Return which items the network may have learned the labels of; see `TrainingImages.learned`.
+
+    None if its model file is missing or does not tell them.
+
+    Args:
+        gallery: The gallery.
+        labels: Labels by item id, beside those that the gallery has.
+    """
+    try:
+        known = gallery.embedder.training_images
+    except LookalikeError:
+        known = None
+    if known is None:
+        return set()
+    of_parts = bool(gallery.manifest.objects)  # a part of a picture has contents of its own
+    found, ids = set[int](), [*labels]
+    for start in range(0, len(ids), _CHUNK):
+        items = gallery.stored_items(ids[start : start + _CHUNK])
+        contents = ["" if of_parts else item.content_sha256 for item in items]
+        learned = known.learned(contents, [labels[item.id] for item in items])
+        learned |= known.learned(contents, [item.label for item in items])
+        found |= {item.id for item, is_learned in zip(items, learned, strict=True) if is_learned}
+    return found
+
+
 def recall_after_learning(gallery: SearchableGallery) -> float | None:
     """Return the Recall@1 that the last layer learned from labels had on held-out images, by its provenance.
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 import numpy as np
+import onnx
 
 from retrieval import Gallery
+from retrieval.model.training_images import TrainingImages
 from retrieval.storage.manifest import Manifest
 from retrieval.storage.records import FileStamp, NewItem, Value
 from retrieval.storage.store import Store
@@ -15,10 +19,27 @@ from tests.serve.model import write_model
 DIM = 48  # of the small model
 
 
-def small_gallery(folder: Path) -> Gallery:
-    """Return an empty gallery of the small model."""
+def small_gallery(folder: Path, trained_on: TrainingImages | None = None) -> Gallery:
+    """Return an empty gallery of the small model, whose file may tell what it was trained on."""
     folder.mkdir(exist_ok=True)
-    return Gallery.create(folder / "g", write_model(folder / "model.onnx"))
+    file = write_model(folder / "model.onnx")
+    if trained_on is not None:
+        model = onnx.load(file)
+        model.metadata_props.add(key="lookalike.training_images", value=json.dumps(trained_on.to_dict()))
+        onnx.save(model, file)
+    return Gallery.create(folder / "g", file)
+
+
+def trained_on(contents: list[str], labels: list[str], held_out: list[str] | None = None) -> TrainingImages:
+    """Return training images of these SHA-256."""
+
+    def numbers(digests: list[str]) -> np.ndarray:
+        return np.sort(np.array([int(digest[:16], 16) for digest in digests], np.uint64))
+
+    names = [hashlib.sha256(label.encode()).hexdigest() for label in labels]
+    return TrainingImages(
+        len(contents), len(labels), numbers(contents), numbers(names), numbers(held_out or [])
+    )
 
 
 def bare_gallery(folder: Path) -> Gallery:

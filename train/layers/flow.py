@@ -93,6 +93,7 @@ class Images:
         vectors: Unit vectors, float32 [n, D].
         labels: Label of each; `None` without one.
         paths: Path of each.
+        contents: SHA-256 of the file of each; empty for a part of a picture.
         products: Product of each, int64 [n]; `None` if images are not of products.
     """
 
@@ -101,7 +102,16 @@ class Images:
     vectors: np.ndarray
     labels: Sequence[str | None]
     paths: Sequence[Path]
+    contents: Sequence[str]
     products: np.ndarray | None = None
+
+    @property
+    def learned(self) -> np.ndarray:
+        """Which images the network may have learned the labels of, bool [n]: see `TrainingImages.learned`."""
+        known = self.embedder.training_images
+        if known is None:
+            return np.zeros(len(self.labels), bool)
+        return known.learned(self.contents, self.labels)
 
 
 class GalleryTarget:
@@ -136,7 +146,9 @@ class GalleryTarget:
         stored = self.gallery.embeddings(limit=MOST_FITTED)
         paths = self.gallery.paths.lazy(stored.ids.tolist())
         products = self.gallery.products_of(stored.ids)
-        return Images(self.path, self.gallery.embedder, stored.vectors, stored.labels, paths, products)
+        contents = [""] * len(paths) if self.gallery.manifest.objects else stored.contents
+        model = self.gallery.embedder
+        return Images(self.path, model, stored.vectors, stored.labels, paths, contents, products)
 
     def apply(
         self, fit: Fit, learned: Layer | TextSide, note: Mapping[str, Any]
@@ -208,7 +220,7 @@ class ModelTarget:
             print_status(f"{pluralize(len(embedded.bad), 'unreadable image')} left out")
         used = [files[position] for position in embedded.positions]
         labels, paths = [file.label for file in used], [file.full for file in used]
-        return Images(self.path, model, embedded.vectors, labels, paths)
+        return Images(self.path, model, embedded.vectors, labels, paths, embedded.contents)
 
     def apply(
         self, fit: Fit, learned: Layer | TextSide, note: Mapping[str, Any]

@@ -27,7 +27,7 @@ from train.layers.components import fit_starts
 from train.layers.flow import Fit, GalleryTarget
 from train.layers.folds import KINDS, Kind
 from train.layers.journal import Entry, Journal
-from train.layers.lesson import GALLERY, Lesson, read_lesson
+from train.layers.lesson import GALLERY, Lesson, left_out_line, read_lesson
 from train.layers.measuring import METRICS, Gain, Purpose, beside, kinds, query_values
 from train.layers.settings import TeachingConfig
 from train.layers.teaching import METRIC_TITLES, TITLES, gain_lines, losses_in, spread_text
@@ -92,6 +92,8 @@ def fit_improvement(target: GalleryTarget, labels: str, purpose: Purpose, minute
         return _without_labels(target, str(error))
     count, images = len(np.unique(lesson.classes)), len(lesson.classes)
     print_status(f"{gallery.folder}: {pluralize(images, 'labelled image')} of {count} classes")
+    if lesson.known:
+        print_status(left_out_line(lesson.known))
     return _Trials(gallery, lesson, purpose, began + 60 * minutes).fit()
 
 
@@ -130,6 +132,10 @@ def _check_measurable(lesson: Lesson) -> None:
     sizes = sizes[sizes > 1]
     if len(sizes) < FEWEST_CLASSES or sizes.sum() < FEWEST_QUERIES:
         few = f"{len(sizes)} classes with two labelled images or more"
+        if lesson.known:
+            few += (
+                f" that the network was not trained on, beside {lesson.known:,} images that it was trained on"
+            )
         raise InputError(f"{few}, of which no gain can be measured; label {FEWEST_CLASSES} classes at least")
 
 
@@ -237,6 +243,7 @@ class _Trials:
             facts={
                 "gallery": str(self._gallery.folder),
                 **origin,
+                "left_out": self._lesson.known,
                 "for": purpose,
                 "tried": [
                     {

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from retrieval.errors import InputError
+from retrieval.evaluation.gallery import learned_images
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.ingest.judgements import connected_components, read_judgements
 from retrieval.text import pluralize
@@ -29,6 +30,8 @@ class Lesson:
         labels: Number of labels or decisions that were given.
         contradictory: Images that decisions both join and separate, which are left out.
         products: Product of each labelled vector, int64 [N], which is held out whole; `None` for none.
+        known: Number of images left out, since the network was trained on them: they would show what it knows
+            by heart as a gain for new images.
     """
 
     vectors: np.ndarray
@@ -37,6 +40,7 @@ class Lesson:
     labels: int
     contradictory: int
     products: np.ndarray | None = None
+    known: int = 0
 
 
 def read_lesson(gallery: SearchableGallery, labels: str) -> Lesson:
@@ -45,7 +49,7 @@ def read_lesson(gallery: SearchableGallery, labels: str) -> Lesson:
     Args:
         gallery: Gallery.
         labels: "gallery", or a CSV or Parquet file; see `retrieval.ingest.judgements`. Of more than 200,000
-            labelled images a random sample is used.
+            labelled images a random sample is used. Images that the network was trained on are left out.
 
     Raises:
         InputError: The table is invalid, there are no labels, or no two images of a class beside another one.
@@ -64,7 +68,8 @@ def read_lesson(gallery: SearchableGallery, labels: str) -> Lesson:
             of_item = {**joined}
     if not of_item:
         raise InputError(f"{gallery.folder}: no labels in {labels}; give a table by --labels TABLE")
-    ids = np.array(sorted(of_item), np.int64)
+    known = learned_images(gallery, {item: str(label) for item, label in of_item.items()})
+    ids = np.array(sorted(of_item.keys() - known), np.int64)
     if len(ids) > MOST_LABELLED:
         ids = np.sort(np.random.default_rng(0).choice(ids, MOST_LABELLED, replace=False))
     ids, vectors = _vectors_of(gallery, ids)
@@ -72,12 +77,23 @@ def read_lesson(gallery: SearchableGallery, labels: str) -> Lesson:
     _, sizes = np.unique(classes, return_counts=True)
     if len(sizes) < 2 or sizes.max() < 2:
         few = f"{pluralize(len(ids), 'labelled image')} of {pluralize(len(sizes), 'class')}"
+        if known:
+            few += f" that the network was not trained on, beside {len(known):,} that it was trained on"
         raise InputError(f"{gallery.folder}: {few}; label two classes or more, and two images of one of them")
-    others = np.setdiff1d(gallery.sample(len(gallery)), ids)
+    others = np.setdiff1d(gallery.sample(len(gallery)), [*of_item])
     if len(others) > _MOST_OTHERS:
         others = np.sort(np.random.default_rng(0).choice(others, _MOST_OTHERS, replace=False))
     products = gallery.products_beside(ids, classes)
-    return Lesson(vectors, classes, _vectors_of(gallery, others)[1], given, contradictory, products)
+    others_of = _vectors_of(gallery, others)[1]
+    return Lesson(vectors, classes, others_of, given, contradictory, products, len(known))
+
+
+def left_out_line(images: int) -> str:
+    """Return what to say of labelled images that the network was trained on."""
+    return (
+        f"{pluralize(images, 'labelled image')} left out: the network was trained on them, so they cannot "
+        "show what is gained for new images"
+    )
 
 
 def _vectors_of(gallery: SearchableGallery, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

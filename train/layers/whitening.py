@@ -26,6 +26,7 @@ from retrieval.text import pluralize
 from train.layers.components import FEW, fit_starts
 from train.layers.copies import embed_copies
 from train.layers.flow import Fit, Images
+from train.layers.lesson import left_out_line
 
 POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
 COPY_POWERS = (0.0, 0.25)
@@ -124,11 +125,15 @@ def fit_whitening(
 def _measure(images: Images, by: str, found: Sequence[tuple[Whitening, Layer]]) -> WhiteningGain:
     labelled = np.array([label is not None for label in images.labels])
     if by == "labels" or (by == "auto" and labelled.any()):
+        learned = images.learned & labelled
+        if learned.any():
+            print_status(left_out_line(int(learned.sum())))
         try:
             classes = np.unique([label or "" for label in images.labels], return_inverse=True)[1]
             classes[~labelled] = NO_CLASS
-            products = whole_products(images.products, classes)
-            return gain_by_labels(images.vectors, classes, found, products=products)
+            new, products = np.flatnonzero(~learned), images.products
+            products = None if products is None else whole_products(products[new], classes[new])
+            return gain_by_labels(images.vectors[new], classes[new], found, products=products)
         except InputError as error:
             if by == "labels":
                 raise

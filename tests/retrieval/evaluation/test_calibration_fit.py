@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from dataclasses import replace
@@ -19,6 +20,7 @@ from retrieval.evaluation.calibration_fit import (
     ABSENT_CLASS,
     COPIES,
     KINDS,
+    PRESENT,
     SAME_PICTURE,
     JudgedHits,
     calibrate,
@@ -32,7 +34,7 @@ from retrieval.search.calibration import DEPTH, NAME, SAME, write_calibration
 from retrieval.search.options import SearchOptions
 from retrieval.storage.records import FileStamp, NewItem
 from tests.conftest import lookalike_here
-from tests.retrieval.filling import DIM, bare_gallery
+from tests.retrieval.filling import DIM, bare_gallery, small_gallery, trained_on
 
 CLASSES, EACH = 24, 6
 
@@ -55,11 +57,15 @@ def normalized(points: np.ndarray) -> np.ndarray:
     return unit
 
 
-def filled(folder: Path, vectors: np.ndarray, each: int) -> Gallery:
+def content(number: int) -> str:
+    return hashlib.sha256(b"%d" % number).hexdigest()
+
+
+def filled(folder: Path, vectors: np.ndarray, each: int, gallery: Gallery | None = None) -> Gallery:
     """Return a gallery of vectors, of which so many follow each other in a class."""
     stamps = [FileStamp("/images", f"{n}.jpg", 1, 1, f"c{n // each}") for n in range(len(vectors))]
-    items = [NewItem(stamp, f"{n:064x}", 4, 3) for n, stamp in enumerate(stamps)]
-    gallery = bare_gallery(folder)
+    items = [NewItem(stamp, content(n), 4, 3) for n, stamp in enumerate(stamps)]
+    gallery = bare_gallery(folder) if gallery is None else gallery
     with gallery.store.writing():
         gallery.store.commit(vectors, items)
     gallery.refresh()
@@ -305,6 +311,45 @@ def test_command(gallery: Gallery, tmp_path: Path) -> None:
     written.write_text(json.dumps(facts))
     assert "calibrated by an earlier version" in lookalike_here("search", folder, "--id", "1").stderr
     written.unlink()
+
+
+def test_images_that_the_network_was_trained_on_are_no_queries(tmp_path: Path) -> None:
+    """The hits of the others are as without them."""
+    rows = np.arange(CLASSES * EACH)
+    trained = rows % EACH < EACH // 2
+    vectors = clusters(CLASSES, EACH, 3)
+    known = trained_on([content(row) for row in rows[trained]], [f"c{n}" for n in range(CLASSES)])
+    gallery = filled(tmp_path / "g", vectors, EACH, small_gallery(tmp_path / "told", known))
+    hits = judged_hits(gallery)
+    assert hits.left_out == trained.sum()
+    ids = gallery.embeddings().ids
+    assert len(np.unique(hits.queries // KINDS)) == (~trained).sum()
+    every = judged_hits(filled(tmp_path / "untold", vectors, EACH))
+    of_new = np.isin(every.queries // KINDS, rows[~trained]) & (every.kinds == PRESENT)
+    expected = np.sort(every.scores[of_new])
+    np.testing.assert_allclose(np.sort(hits.scores[hits.kinds == PRESENT]), expected, atol=1e-6)
+    quality = calibrate(gallery)[1]
+    assert (quality.queries, quality.left_out) == ((~trained).sum(), trained.sum())
+    labels = dict(zip(ids.tolist(), gallery.embeddings().labels, strict=True))
+    assert calibrate(gallery, Judgements(labels, []))[1].left_out == trained.sum()
+    pairs = [(a, b, labels[a] == labels[b]) for a in ids.tolist() for b in ids[a % 3 :: 4].tolist() if a != b]
+    assert calibrate(gallery, Judgements({}, pairs))[1].left_out == trained.sum()
+    out = lookalike_here("calibrate", str(gallery.folder)).stdout
+    assert f"{trained.sum()} images that the network was trained on were no queries" in out
+
+
+def test_a_network_that_was_trained_on_all_images_is_not_calibrated(tmp_path: Path) -> None:
+    rows = np.arange(CLASSES * EACH)
+    known = trained_on([content(row) for row in rows], [f"c{n}" for n in range(CLASSES)])
+    vectors = clusters(CLASSES, EACH, 3)
+    gallery = filled(tmp_path / "g", vectors, EACH, small_gallery(tmp_path / "told", known))
+    with pytest.raises(InputError, match=f"{len(rows)} labelled images that the network was trained on"):
+        calibrate(gallery)
+    held_out = [content(row) for row in rows if row < 10 * EACH]  # classes that chose the epoch
+    some = replace(known, held_out=trained_on(held_out, []).contents)
+    gallery = filled(tmp_path / "g", vectors, EACH, small_gallery(tmp_path / "some", some))
+    quality = calibrate(gallery)[1]
+    assert (quality.classes, quality.queries, quality.left_out) == (10, 10 * EACH, len(rows) - 10 * EACH)
 
 
 @pytest.mark.filterwarnings("error")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -13,12 +14,15 @@ from retrieval import Gallery, InputError
 from retrieval.cli import main
 from retrieval.evaluation.calibration_fit import calibrate
 from retrieval.storage.records import FileStamp, NewItem
-from tests.retrieval.filling import small_gallery
+from tests.conftest import lookalike_here
+from tests.retrieval.filling import small_gallery, trained_on
 from train.layers.components import fit_starts
+from train.layers.flow import GalleryTarget
 from train.layers.learning import learn, learn_layer
 from train.layers.lesson import join_pairs, read_lesson
 from train.layers.measuring import METRICS, Study, study
 from train.layers.settings import TeachingConfig, explain_teaching, parse_teaching
+from train.layers.whitening import candidates, fit_whitening, gain_by_labels
 
 DIM, SIGNAL = 48, 6  # dimension of the small model; leading dimensions that the classes differ in
 QUICK = ("steps=40", "batch.classes=12", "folds=2", "powers=[0.0]", "blends=[0.0, 0.5, 1.0]")
@@ -243,6 +247,42 @@ def test_labels_that_were_learned_by_heart_do_not_calibrate(
     run(capsys, *words)
     with pytest.raises(InputError, match="have learned from labels; by these"):
         calibrate(Gallery(gallery.folder))
+
+
+def test_images_that_the_network_was_trained_on_teach_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are neither learned from nor searched, and count neither as labelled nor as others."""
+    vectors, classes = classes_in_noise(12, 8)
+    contents = [hashlib.sha256(b"%d" % row).hexdigest() for row in range(len(vectors))]
+    new = np.arange(len(vectors)) % 8 >= 4
+    known = trained_on([content for content, is_new in zip(contents, new, strict=True) if not is_new], ["c1"])
+    gallery = small_gallery(tmp_path, known)
+    stamps = [FileStamp("/photos", f"{row}.jpg", 1, 1, f"c{one}") for row, one in enumerate(classes.tolist())]
+    items = [NewItem(stamp, content, 4, 3) for stamp, content in zip(stamps, contents, strict=True)]
+    with gallery.store.writing():
+        gallery.store.commit(vectors, items)
+    gallery.refresh()
+    lesson = read_lesson(gallery, "gallery")
+    np.testing.assert_allclose(lesson.vectors, vectors[new], atol=1e-6)
+    assert (len(lesson.others), lesson.known, len(np.unique(lesson.classes))) == (0, 48, 12)
+    facts, err = run(capsys, str(gallery.folder), "--dry-run", "--set", "steps=5", "--set", "folds=2", code=1)
+    assert facts["left_out"] == 48
+    assert "48 labelled images left out: the network was trained on them" in err
+    images = GalleryTarget(gallery, by_labels=True).images()
+    assert images.learned.tolist() == (~new).tolist()
+    expected = gain_by_labels(vectors[new], classes[new], candidates(vectors))
+    measured = fit_whitening(images, by="labels").facts
+    assert (measured["queries"], measured["before"]) == (48, pytest.approx(expected.before, abs=1e-6))
+    whole = small_gallery(tmp_path / "whole", trained_on(contents, []))
+    with whole.store.writing():
+        whole.store.commit(vectors, items)
+    whole.refresh()
+    with pytest.raises(InputError, match="0 classes that the network was not trained on"):
+        read_lesson(whole, "gallery")
+    err = lookalike_here("improve", str(whole.folder), code=2).stderr
+    assert "beside 96 that it was trained on" in err
+    assert "whitening is all that is tried" in err
 
 
 def test_losses_and_the_start_alone_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
