@@ -193,8 +193,10 @@ def calibrate(
 
     Raises:
         InputError: The judgements are too few, or a higher cosine is not more often right; or the vectors
-            have learned so much from these labels that hits of new images are far less often right.
+            have learned so much from these labels that hits of new images are far less often right, or a
+            bridge made some of them.
     """
+    gallery.check_own_vectors()
     if judgements is not None and judgements.pairs:
         hits = _hits_of_pairs(gallery, judgements.pairs)
     else:

@@ -26,6 +26,7 @@ from retrieval.model.training_images import UNKNOWN
 from retrieval.search.embeddings import StoredEmbeddings
 from retrieval.search.groups import whole_products
 from retrieval.storage.records import StoredItem
+from retrieval.text import pluralize
 
 _NAME = "stored embeddings"
 _WITHOUT_VIEWS = ", with the other views of its product"
@@ -352,6 +353,8 @@ def _notes(
 ) -> tuple[str, ...]:
     learned = _learned(gallery, found.contents, found.labels)
     notes = [trained_note(learned)] if learned else []
+    if gallery.bridged:
+        notes.append(f"{pluralize(gallery.bridged, 'vector')} made by a bridge from those of another model.")
     if queries < labelled:
         notes.append(f"The queries are a random sample of the {labelled:,} labelled images.")
     if labelled < len(found.labels):

@@ -35,6 +35,7 @@ from retrieval.storage.merging import merge_small
 from retrieval.storage.paths import ItemPaths, StorePaths
 from retrieval.storage.queries import (
     column_type,
+    count_bridged,
     image_sizes,
     label_counts,
     live_ids,
@@ -441,6 +442,11 @@ class FilesView(SearchableGallery):
         rows = self._snapshot.live_rows()
         places = np.linspace(0, max(len(rows) - 1, 0), min(count, len(rows))).astype(int)
         return sorted(self._snapshot.item_ids(rows[places]).tolist())
+
+    @property
+    def bridged(self) -> int:
+        """Number of items whose vector a bridge made from one of the model before."""
+        return count_bridged(self.store)
 
     @property
     def contents(self) -> FileContents:

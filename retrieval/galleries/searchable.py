@@ -713,6 +713,20 @@ class SearchableGallery(Displayed, ABC):
         """Return the ids of a few items from all over the gallery, always the same ones, ascending."""
 
     @property
+    def bridged(self) -> int:
+        """Number of items whose vector a bridge made from one of the model before."""
+        return 0  # a gallery in a database has no bridge
+
+    def check_own_vectors(self) -> None:
+        """Raise an `InputError` if a bridge made some vectors: what is fitted to them suits no later ones."""
+        if self.bridged:
+            what = f"{pluralize(self.bridged, 'vector')} made from those of another model, by a bridge"
+            raise InputError(
+                f"{self.folder}: has {what}; finish it with the same `lookalike index rebuild --bridge`, and "
+                "remove images whose files are unusable"
+            )
+
+    @property
     @abstractmethod
     def contents(self) -> Contents:
         """What is in the gallery: columns, lists, counts."""

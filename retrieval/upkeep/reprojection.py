@@ -70,7 +70,7 @@ def check_projectable(gallery: SearchableGallery, *, drop_old: bool = False) -> 
         drop_old: NAME.old may be replaced.
 
     Raises:
-        InputError: The vectors come from an external embedding or a plug-in, or NAME.old exists.
+        InputError: The vectors come from an external embedding, a plug-in or a bridge, or NAME.old exists.
     """
     if not gallery.manifest.has_model:
         what = f"{gallery.folder}: its vectors come from an external embedding ({gallery.manifest.embedding})"
@@ -78,6 +78,7 @@ def check_projectable(gallery: SearchableGallery, *, drop_old: bool = False) -> 
     if is_plugged(gallery.folder):
         what = f"{gallery.folder}: its model is an embedder of a plug-in"
         raise InputError(f"{what}, which can get no layer; build a gallery with an ONNX file")
+    gallery.check_own_vectors()
     old = old_of(gallery.folder)
     if old.exists() and not drop_old:
         raise InputError(f"{old}: already exists; move or delete it, or pass --drop-old")

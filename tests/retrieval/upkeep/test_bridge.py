@@ -15,6 +15,8 @@ import pytest
 
 from retrieval import Embedder, Gallery, InputError, LookalikeError
 from retrieval.evaluation.bridging import bridge_cost
+from retrieval.evaluation.calibration_fit import calibrate
+from retrieval.evaluation.gallery import evaluate_gallery
 from retrieval.gallery import FileGallery
 from retrieval.model.layer import Layer
 from retrieval.storage.queries import bridged_ids, count_bridged
@@ -234,10 +236,18 @@ def test_unreadable_images_stay_mapped_and_changes_are_kept(
         "blue/4.png",
     ]
     assert len(left) == 59
+    for fitted in (left.check_projectable, lambda: calibrate(left)):
+        with pytest.raises(InputError, match="has 2 vectors made from those of another model, by a bridge"):
+            fitted()
+    note = "2 vectors made by a bridge from those of another model."
+    assert note in evaluate_gallery(left).notes
     draw(5).save(photos / "blue" / "3.png")
     draw(6).save(photos / "blue" / "4.png")
     assert left.bridge(model, 50).result.replaced == 2
-    assert Gallery.open(gallery.folder).info()["bridged"] == 0
+    whole = Gallery.open(gallery.folder)
+    assert whole.info()["bridged"] == 0
+    whole.check_projectable(drop_old=True)
+    assert note not in evaluate_gallery(whole).notes
     assert not verify(gallery.folder).problems
 
 
