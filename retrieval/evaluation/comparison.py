@@ -486,7 +486,8 @@ def _check_comparable(contenders: Sequence[Contender], answers: Sequence[_Answer
                 what = f"{contender.name} was not evaluated on the same data as {first.name}: {differences}"
                 raise InputError(f"{what}; compare reports of the same images")
             if differences:
-                notes.append(f"{contender.name} differs from {first.name}: {differences}.")
+                also = "; that alone changes what is found" if measured_differently(first, contender) else ""
+                notes.append(f"{contender.name} differs from {first.name}: {differences}{also}.")
         if len(set(contender.seeds)) < len(contender.seeds):
             notes.append(f"{contender.name} has several runs of one seed, which are not independent.")
         remarks = (trained_remark(note) for report in contender.reports for note in report.notes)
@@ -506,6 +507,16 @@ def _without_size(report: Report) -> str:
     """Return the protocol; a gallery of nothing but the queries is the same as "all the others"."""
     alone = f"in a gallery of {report.images:,} images, itself left out"
     return report.protocol.replace(alone, "among all the others")
+
+
+def measured_differently(first: Contender, other: Contender) -> str:
+    """Describe how protocol, images and classes of reports differ, whatever the name of their data.
+
+    More images to search among, or fewer, change what is found, whatever the model. Empty for no difference.
+    """
+    reference = first.reports[0]
+    found = (_protocol_differences(replace(reference, data=one.data), one) for one in other.reports)
+    return next(filter(None, found), "")
 
 
 def _protocol_differences(first: Report, other: Report) -> str:
@@ -648,6 +659,8 @@ def _report_folders(pattern: str) -> list[Path]:
     """Return the folders of all reports that a path or pattern refers to."""
     matches = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern))
     found = [folder for match in matches for folder in _folders_at(Path(match))]
+    if "," in pattern and not matches:
+        raise InputError(f"{pattern!r}: several reports need a name; write NAME=REPORT,REPORT")
     if not found:
         problem = f"no {REPORT_FILE} here, nor in its folders" if matches else "no such report"
         raise InputError(f"{pattern}: {problem}; `lookalike evaluate ... --out DIR` writes one")
@@ -676,5 +689,7 @@ def _unique_names(given: Sequence[str | None], arguments: Sequence[str]) -> list
         names = [name or "/".join(part[-length:]) for name, part in zip(given, parts, strict=True)]
         if len(set(names)) == len(names):
             return names
-    twice = next(name for name in names if names.count(name) > 1)
-    raise InputError(f"{twice}: named twice; choose different names, as in NAME=REPORT")
+    twice = next(at for at, name in enumerate(names) if names.count(name) > 1)
+    raise InputError(
+        f"{given[twice] or arguments[twice]}: named twice; choose different names, as in NAME=REPORT"
+    )

@@ -15,7 +15,7 @@ from retrieval.model.runtime import Runtime
 from train.commands import DATA_HELP
 
 if TYPE_CHECKING:
-    from retrieval.evaluation.comparison import PairedComparison
+    from retrieval.evaluation.comparison import Comparison
     from retrieval.evaluation.verdict import Verdict
 
 
@@ -56,7 +56,8 @@ def gate(
     there are eight or more. NEW finds less if one of the two certainly falls. The sentence is that of
     `lookalike compare`, and of `lookalike index rebuild`, which refuses such a model by itself.
 
-    Exit code 0: NEW passes. 1: it does not. 2: the two cannot be compared.
+    Exit code 0: NEW passes. 1: it does not. 2: the two cannot be compared, such as reports on more images and
+    on fewer.
     """
     if data is not None:
         verdict, words = _by_data(old, new, data, runtime)
@@ -80,7 +81,7 @@ def _by_data(old: str, new: str, data: str, runtime: Runtime) -> tuple[Verdict, 
     reports = [evaluate_opened(target, dataset, show_progress=True) for target in opened]
     names = [old, new] if old != new else [f"{old} (old)", f"{new} (new)"]
     contenders = [Contender(name, (report,)) for name, report in zip(names, reports, strict=True)]
-    return _verdict(compare_reports(contenders).pairs)
+    return _verdict(compare_reports(contenders))
 
 
 def _by_galleries(old: str, new: str) -> tuple[Verdict, str] | None:
@@ -98,18 +99,25 @@ def _by_galleries(old: str, new: str) -> tuple[Verdict, str] | None:
 
 
 def _by_reports(arguments: list[str]) -> tuple[Verdict, str]:
-    from retrieval.evaluation.comparison import compare_reports, load_contenders
+    from retrieval.evaluation.comparison import compare_reports, load_contenders, measured_differently
 
     for argument in arguments:
         if Path(argument).suffix == ".onnx":
             raise InputError(f"{argument}: a model needs --data, labelled images to measure both on")
-    return _verdict(compare_reports(load_contenders(arguments)).pairs)
+    first, other = load_contenders(arguments)
+    verdict = _verdict(compare_reports([first, other]))
+    if differences := measured_differently(first, other):
+        what = f"{other.name} was measured in another way than {first.name}: {differences}"
+        raise InputError(
+            f"{what}; evaluate both on the same images, or give two galleries: what both have is compared"
+        )
+    return verdict
 
 
-def _verdict(pairs: list[PairedComparison]) -> tuple[Verdict, str]:
-    verdict = pairs[0].verdict if pairs else None
+def _verdict(comparison: Comparison) -> tuple[Verdict, str]:
+    verdict = comparison.pairs[0].verdict if comparison.pairs else None
     if verdict is None:
         raise InputError(
             "gate: it takes two single reports that share queries; for runs, `lookalike compare`"
         )
-    return verdict, verdict.sentence
+    return verdict, " ".join([verdict.sentence, *comparison.notes])

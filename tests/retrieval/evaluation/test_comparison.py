@@ -174,13 +174,13 @@ def test_reports_without_shared_queries_are_refused(tmp_path: Path) -> None:
         side_by_side(ours=ours, theirs=dataclasses.replace(other_files, data=ours.data))
     found = side_by_side(ours=ours, theirs=elsewhere)
     assert found.pairs[0].queries == 40
-    assert "data 'folder:farm', not 'folder:zoo'" in found.notes[0]
+    assert found.notes == ["theirs differs from ours: data 'folder:farm', not 'folder:zoo'."]
 
 
 def test_only_shared_queries_are_compared(tmp_path: Path) -> None:
     found = side_by_side(all=report(tmp_path, 1), some=report(tmp_path, 2, kept=range(8, 40)))
     assert found.pairs[0].queries == 32
-    assert "images '32', not '40'" in found.notes[0]
+    assert "images '32', not '40'; that alone changes what is found." in found.notes[0]
 
 
 def test_reports_without_findings_are_compared_by_their_numbers(tmp_path: Path) -> None:
@@ -336,6 +336,7 @@ def test_path_may_contain_an_equals_sign(runs: Path, monkeypatch: pytest.MonkeyP
         ("sweep/results.json", "no report.json here"),
         ("x=", "NAME=REPORT"),
         ("=a", "NAME=REPORT"),
+        ("a/report,b/report", "'a/report,b/report': several reports need a name; write NAME=REPORT,REPORT"),
     ],
 )
 def test_argument_without_a_report_is_refused(
@@ -350,7 +351,7 @@ def test_repeated_name_is_refused(runs: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(runs)
     with pytest.raises(InputError, match="x: named twice"):
         load_contenders(["x=a", "x=b"])
-    with pytest.raises(InputError, match="named twice"):
+    with pytest.raises(InputError, match=r"^a: named twice"):
         load_contenders(["a", "a"])
 
 

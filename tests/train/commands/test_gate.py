@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from retrieval import Gallery
+from retrieval.evaluation.report import trained_note
 from retrieval.model.layer import Layer
+from retrieval.model.training_images import UNKNOWN
 from retrieval.storage.records import FileStamp, NewItem
 from tests.conftest import draw_classes, lookalike_here
 from tests.retrieval.filling import DIM, small_gallery
@@ -69,6 +71,30 @@ def test_reports_and_what_cannot_be_compared(tmp_path: Path) -> None:
     assert not facts["passes"]
     assert facts["verdict"]["changes"]["map_at_r"]["class_interval"][1] < 0
     run(good, str(tmp_path / "nothing"), code=2)
+
+
+def test_reports_on_fewer_images_are_refused(tmp_path: Path) -> None:
+    """The same vectors find more among fewer: that says nothing about a model."""
+    gallery = gallery_of(tmp_path / "shop", 1.0, np.arange(CLASSES * EACH))
+    whole, half = str(tmp_path / "whole"), str(tmp_path / "half")
+    lookalike_here("evaluate", str(gallery.folder), "--out", whole)
+    gallery.remove(range(1, 1 + EACH * CLASSES // 2))
+    lookalike_here("evaluate", str(gallery.folder), "--out", half)
+    for pair in ((whole, half), (half, whole)):
+        refused = lookalike_here("gate", *pair, code=2)
+        assert "images '" in refused.stderr
+        assert not refused.stdout
+
+
+def test_report_of_a_model_that_knows_the_images_is_named(tmp_path: Path) -> None:
+    gallery = gallery_of(tmp_path / "shop", 1.0, np.arange(CLASSES * EACH))
+    old, new = tmp_path / "old", tmp_path / "new"
+    for out in (old, new):
+        lookalike_here("evaluate", str(gallery.folder), "--out", str(out))
+    facts = json.loads((new / "report.json").read_text())
+    (new / "report.json").write_text(json.dumps({**facts, "notes": [trained_note(UNKNOWN)]}))
+    said = lookalike_here("gate", str(old), str(new)).stdout
+    assert "new may have been trained on these images, which flatters it." in said
 
 
 def test_models_on_labelled_images(tmp_path: Path) -> None:
