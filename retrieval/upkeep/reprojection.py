@@ -336,7 +336,8 @@ def _check_same_images(gallery: FilesView, before: FilesView) -> None:
     added = int((before.state.stored.rows_of(numbers) < 0).sum())
     if added:
         model = model_file(before.folder)
-        remedy = f"`lookalike index rebuild {gallery.folder} --model {model} --drop-old`"
+        # With --force, as labels show that the layer finds more: a rebuild without it would refuse the model.
+        remedy = f"`lookalike index rebuild {gallery.folder} --model {model} --drop-old --force`"
         raise InputError(
             f"{gallery.folder}: {added} images were added since, without a vector of the old model; "
             f"remove them, or embed all images again with {remedy}"

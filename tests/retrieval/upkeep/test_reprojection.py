@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +20,7 @@ from retrieval.storage.records import Change, IndexSpec
 from retrieval.upkeep.compact import compact
 from retrieval.upkeep.reprojection import reproject, undo
 from retrieval.upkeep.verify import verify
-from tests.conftest import draw, draw_classes
+from tests.conftest import draw, draw_classes, lookalike_here
 from tests.retrieval.filling import commit, contents, item_ids, small_gallery
 from tests.retrieval.killing import OPERATIONS, kill_at_every_step
 from tests.serve.model import DIM, write_model
@@ -110,6 +112,30 @@ def test_vectors_are_those_of_the_new_model(
     reader.refresh()
     assert reader.embedder.fingerprint == model.fingerprint
     assert sorted(path.name for path in tmp_path.iterdir() if "g" in path.name) == ["g", "g.old"]
+
+
+def test_way_back_after_an_addition_is_one_that_works(tmp_path: Path) -> None:
+    """The layer finds more by the labels, so that a rebuild with the model before would be refused."""
+    model = Embedder(write_model(tmp_path / "model.onnx"))
+    pictures = [draw(number) for number in range(40)]
+    found = model.embed(pictures)
+    layer = Layer(np.random.default_rng(0).normal(size=(1, DIM)).astype(np.float32), np.median(found, axis=0))
+    for number, side in enumerate(layer(found)[:, 0].tolist()):
+        folder = tmp_path / "photos" / ("above" if side > 0 else "below")
+        folder.mkdir(parents=True, exist_ok=True)
+        pictures[number].save(folder / f"{number}.png")
+    gallery = Gallery.create(tmp_path / "g", model)
+    gallery.add([tmp_path / "photos"])
+    layered = write_layered(tmp_path / "model.onnx", layer, tmp_path / "new.onnx")
+    new = reproject(gallery, layer, layered, command="teach").gallery
+    draw(50).save(tmp_path / "photos" / "above" / "50.png")
+    new.add([tmp_path / "photos"])
+    with pytest.raises(InputError, match="1 images were added since") as refused:
+        undo(new)
+    (command,) = re.findall("`lookalike (.*)`", str(refused.value))
+    lookalike_here(*shlex.split(command))
+    back = Gallery.open(tmp_path / "g")
+    assert (back.fingerprint, len(back)) == (model.fingerprint, 41)
 
 
 def test_undo_restores_the_vectors_and_keeps_later_changes(
