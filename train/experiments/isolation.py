@@ -58,8 +58,12 @@ def run_isolated(function: Callable[..., _T], *arguments: Any) -> _T:
     pool = ProcessPoolExecutor(1, context, _prepare, (dict(os.environ), torch.get_num_threads()))
     with _passing_on_signals(pool) as received, pool:
         with _main_module_hidden():
+            if has_server:
+                _start_server()
             future = pool.submit(_call, function, *arguments)
         (process,) = pool._processes.values()
+        if received and not any(received) and process.pid is not None:  # the process was not there yet
+            os.kill(process.pid, signal.SIGINT)
         error = future.exception()
     if received:
         raise KeyboardInterrupt(*error.args if isinstance(error, KeyboardInterrupt) else ())
@@ -78,16 +82,31 @@ def _main_module_hidden() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
+def _start_server() -> None:
+    """Start the server with SIGINT blocked: Ctrl-C in a terminal would end it in its seconds of imports."""
+    from multiprocessing import forkserver  # not on Windows
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 @contextmanager
-def _passing_on_signals(pool: ProcessPoolExecutor) -> Iterator[list[int]]:
-    """Pass SIGINT and SIGTERM on to the process, whose group is another; yield those received."""
-    received: list[int] = []
+def _passing_on_signals(pool: ProcessPoolExecutor) -> Iterator[list[bool]]:
+    """Pass SIGINT and SIGTERM on to the process, whose group is another.
+
+    Yields:
+        A list that gets, for each signal received, whether there was a process to pass it on to.
+    """
+    received: list[bool] = []
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        received.append(number)
+        received.append(bool(pool._processes))
         for process in pool._processes or ():
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGINT)
@@ -123,6 +142,8 @@ def _prepare(environment: dict[str, str], threads: int) -> None:
 
 def _call(function: Callable[..., _T], *arguments: Any) -> _T:
     try:
+        if hasattr(signal, "pthread_sigmask"):  # the server has it blocked
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         return function(*arguments)
     except BaseException as error:  # also KeyboardInterrupt
         known = _picklable(error)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -99,3 +101,46 @@ def test_signal_lets_the_call_save_its_work(tmp_path: Path, number: signal.Signa
     sender.join()
     assert (tmp_path / "saved").exists()
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+# Its import, which the server does first, takes as long as a file is there.
+_SLOW = """
+import os, pathlib, time
+here = pathlib.Path(__file__).parent
+(here / f"importing-{os.getpid()}").touch()
+while (here / "hold").exists():
+    time.sleep(0.01)
+def work():
+    (here / "working").touch()
+    time.sleep(60)
+"""
+_CALLER = """
+import importlib.util, sys
+from train.experiments.isolation import run_isolated
+sys.modules["slow"] = slow = importlib.util.module_from_spec(importlib.util.find_spec("slow"))
+slow.work = work = lambda: None
+work.__module__, work.__qualname__ = "slow", "work"
+try:
+    run_isolated(work)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_ctrl_c_while_the_server_starts(tmp_path: Path) -> None:
+    """It reaches the whole group of the terminal: the server lives on, and the call is interrupted."""
+    (tmp_path / "slow.py").write_text(_SLOW)
+    (tmp_path / "hold").touch()
+    caller = subprocess.Popen(
+        [sys.executable, "-c", _CALLER],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    wait_until(lambda: any(tmp_path.glob("importing-*")))
+    os.killpg(caller.pid, signal.SIGINT)
+    (tmp_path / "hold").unlink()
+    out, err = caller.communicate(timeout=50)
+    assert (out, err) == ("interrupted\n", "")
