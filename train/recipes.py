@@ -255,10 +255,13 @@ def find_rows(pattern: str) -> list[RecipeRow]:
     """Return the rows of a table (`dcdl/table1`), of a row's name, or of a name with `*`.
 
     Raises:
-        InputError: No such table or row; the nearest known one is named.
+        InputError: No such table or row; the nearest known one is named. Or a recipe outside the papers.
     """
     if pattern in table_names():
         return list(load_table(pattern).rows.values())
+    if pattern in recipe_names():
+        command = f"`lookalike train --recipe {pattern} --data DATA --out RUN`"
+        raise InputError(f"recipe {pattern!r}: settings, and no row of a paper's table; train by {command}")
     expression = re.compile(".*".join(map(re.escape, pattern.split("*"))))
     found = [row for row in all_rows() if expression.fullmatch(row.name)]
     if found or "*" in pattern:

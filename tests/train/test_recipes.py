@@ -157,6 +157,8 @@ def test_table_is_not_a_recipe_and_similar_names_are_suggested() -> None:
         settings.resolve("cifar10:ROOT", "dcdl/table1", [])
     with pytest.raises(InputError, match="did you mean 'dcdl/table1/trip-sym01-cifar10'"):
         settings.resolve("cifar10:ROOT", "dcdl/table1/trip-sym01-cifar1", [])
+    with pytest.raises(InputError, match=r"'head': settings, and no row .*`lookalike train --recipe head "):
+        recipes.find_rows("head")
 
 
 # ---- a table from its file
