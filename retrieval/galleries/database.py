@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -26,7 +26,7 @@ from retrieval.model.embedder import Embedder
 from retrieval.model.runtime import Runtime
 from retrieval.search.embeddings import StoredEmbeddings
 from retrieval.search.groups import NOTHING
-from retrieval.search.options import SearchOptions
+from retrieval.search.options import Names, SearchOptions, each_name
 from retrieval.search.query import ids_of_names
 from retrieval.search.regions import MOST_TILES
 from retrieval.search.where import parse_condition
@@ -424,9 +424,9 @@ class DatabaseView(SearchableGallery):
 
     # ---- items
 
-    def ids_of(self, names: Iterable[int | str]) -> list[int]:
+    def ids_of(self, names: Names) -> list[int]:
         """Return the ids of items given by id or by key; see `SearchableGallery.ids_of`."""
-        names = list(names)
+        names = each_name(names)
         ids = ids_of_names(names, lambda keys: self.engine.ids_by("key", keys))
         there = {item.id for item in self.engine.items(sorted({*ids} - {0}))}
         for name, number in zip(names, ids, strict=True):
@@ -482,7 +482,7 @@ class DatabaseView(SearchableGallery):
         found = self.engine.scan(FilterTest("path", "in", ends), 0, _CHUNK)
         return next((item.id for item in found if Path(self.paths.of(item)).absolute() == path), None)
 
-    def select(self, items: Iterable[int | str] = (), *, where: str | None = None) -> list[int]:
+    def select(self, items: Names = (), *, where: str | None = None) -> list[int]:
         """Return the ids of items by id or key, and of all that fulfil a condition, ascending.
 
         Raises:
@@ -506,7 +506,7 @@ class DatabaseView(SearchableGallery):
     def _recount_later(self) -> None:
         self._counted_at = -math.inf
 
-    def remove(self, items: Iterable[int | str] = (), *, where: str | None = None) -> int:
+    def remove(self, items: Names = (), *, where: str | None = None) -> int:
         """Remove items, some thousands at a time, and return their number; see `SearchableGallery.remove`."""
         return self._writer.remove(self._writer.with_parts(self.select(items, where=where)))
 

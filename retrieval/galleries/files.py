@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +19,7 @@ from retrieval.model.runtime import Runtime
 from retrieval.search.embeddings import StoredEmbeddings, read_embeddings
 from retrieval.search.filters import Filters, State
 from retrieval.search.index import BuiltIndex, Index, IndexWork, build_index, work_needed, write_index
-from retrieval.search.options import SearchOptions
+from retrieval.search.options import Names, SearchOptions
 from retrieval.search.query import Searcher
 from retrieval.search.selection import Selection
 from retrieval.search.snapshot import Snapshot
@@ -356,7 +356,7 @@ class FilesView(SearchableGallery):
                 found[row] = item_values(now, locate(now.root, now.path))
         return found
 
-    def ids_of(self, names: Iterable[int | str]) -> list[int]:
+    def ids_of(self, names: Names) -> list[int]:
         """Return the ids of items given by id or by key; see `SearchableGallery.ids_of`."""
         return self._searcher.ids_of(names)
 
@@ -401,7 +401,7 @@ class FilesView(SearchableGallery):
         there = ids[self._snapshot.rows_of(ids) >= 0]
         return int(there[0]) if len(there) else None
 
-    def select(self, items: Iterable[int | str] = (), *, where: str | None = None) -> list[int]:
+    def select(self, items: Names = (), *, where: str | None = None) -> list[int]:
         """Return the ids of items by id or key, and of all that fulfil a condition, ascending.
 
         Unlike hits, the latter include items that wait to be embedded again.
@@ -412,13 +412,13 @@ class FilesView(SearchableGallery):
         matching = [] if where is None else live_ids(self.store, parse_condition(where))
         return sorted({*self.ids_of(items), *matching})
 
-    def remove(self, items: Iterable[int | str] = (), *, where: str | None = None) -> int:
+    def remove(self, items: Names = (), *, where: str | None = None) -> int:
         """Remove items in one transaction, and return their number.
 
         Their disk space is freed by `retrieval.upkeep.compact`.
 
         Args:
-            items: Ids or keys.
+            items: Ids or keys, or one of them.
             where: Condition; all items that fulfil it are removed as well.
 
         Raises:

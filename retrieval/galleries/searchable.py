@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, Unpack
@@ -28,7 +28,13 @@ from retrieval.search.diversity import diversified
 from retrieval.search.embeddings import StoredEmbeddings
 from retrieval.search.expression import Expression, is_expression
 from retrieval.search.groups import whole_products
-from retrieval.search.options import MOST_CANDIDATES, SearchKeywords, SearchOptions, takes_search_options
+from retrieval.search.options import (
+    MOST_CANDIDATES,
+    Names,
+    SearchKeywords,
+    SearchOptions,
+    takes_search_options,
+)
 from retrieval.storage.conditions import Column, find_column, item_columns
 from retrieval.storage.facets import Facets
 from retrieval.storage.identity import check_same, check_vectors, own_model
@@ -565,8 +571,8 @@ class SearchableGallery(Displayed, ABC):
     # ---- items
 
     @abstractmethod
-    def ids_of(self, names: Iterable[int | str]) -> list[int]:
-        """Return the ids of items given by id or by key; text that is no key may be the digits of an id.
+    def ids_of(self, names: Names) -> list[int]:
+        """Return the ids of items, or of one, by id or key; text that is no key may be the digits of an id.
 
         Raises:
             InputError: There is no such item.
@@ -688,7 +694,7 @@ class SearchableGallery(Displayed, ABC):
         """Return the id of the item of an image file, as `paths.lookup` names it; `None` if there is none."""
 
     @abstractmethod
-    def select(self, items: Iterable[int | str] = (), *, where: str | None = None) -> list[int]:
+    def select(self, items: Names = (), *, where: str | None = None) -> list[int]:
         """Return the ids of items by id or key, and of all that fulfil a condition, ascending.
 
         Raises:
@@ -696,11 +702,11 @@ class SearchableGallery(Displayed, ABC):
         """
 
     @abstractmethod
-    def remove(self, items: Iterable[int | str] = (), *, where: str | None = None) -> int:
+    def remove(self, items: Names = (), *, where: str | None = None) -> int:
         """Remove items, and return their number.
 
         Args:
-            items: Ids or keys.
+            items: Ids or keys, or one of them.
             where: Condition; all items that fulfil it are removed as well.
 
         Raises:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Sized
+import math
+from collections.abc import Callable, Collection, Iterable, Sized
 from dataclasses import dataclass, field, fields
 from functools import cache, wraps
+from operator import index
 from types import NoneType
 from typing import Any, Literal, TypedDict, TypeVar, get_args, get_type_hints
 
@@ -32,6 +34,8 @@ CANDIDATES, MOST_CANDIDATES = 200, 1000
 NEAR_DUPLICATE = 0.95  # cosine similarity from which on two images count as near-duplicates, by default
 Duplicates = Literal["keep", "refuse"]
 """What becomes of near-duplicates that are to be added."""
+Names = int | str | Iterable[int | str]
+"""Items given by id, a whole number, or by key; or one of them."""
 
 
 class SearchKeywords(TypedDict, total=False):
@@ -84,6 +88,55 @@ class SearchOption:
         if self.many:
             return Collection[int | str]
         return self.kind | None if self.default is None else self.kind
+
+    def checked(self, value: Any) -> Any:
+        """Return a value as one of Python's own, such as for a number of NumPy.
+
+        Raises:
+            InputError: It is of another type.
+        """
+        if value is None and self.default is None:
+            return None
+        if self.many:
+            return tuple(each_name(value))
+        try:
+            if self.kind is int:
+                return index(value)
+            if self.kind is float and not math.isnan(value):  # which refuses text
+                return float(value)
+        except TypeError:
+            pass
+        if not isinstance(value, self.kind):
+            wanted = {int: "a whole number", float: "a number", str: "text"}[self.kind]
+            raise InputError(f"{self.name} must be {wanted}, got {value!r}")
+        return value
+
+
+def each_name(names: Names) -> list[int | str]:
+    """Return each of some items given by id or key, or the only one: text is one key and not its characters.
+
+    Args:
+        names: Ids, also whole numbers of NumPy, and keys; or one of them.
+
+    Raises:
+        InputError: Something that is neither.
+    """
+    try:
+        each: Iterable[Any] = [names] if isinstance(names, str | bytes) else iter(names)  # type: ignore[arg-type]
+    except TypeError:
+        each = [names]
+    return [*map(_name, each)]
+
+
+def _name(name: Any) -> int | str:
+    if isinstance(name, str):
+        return name
+    try:
+        if not isinstance(name, bool):  # a mask is not a list of ids
+            return index(name)
+    except TypeError:
+        pass
+    raise InputError(f"item {name!r}: an item is given by its id, a whole number, or by its key, text")
 
 
 def option(
@@ -208,6 +261,8 @@ class SearchOptions:
     )
 
     def __post_init__(self) -> None:
+        for one in search_options():
+            object.__setattr__(self, one.name, one.checked(getattr(self, one.name)))
         if self.k < 1:
             raise InputError(f"k must be at least 1, got {self.k}")
         if self.min_score is not None and not -1 <= self.min_score <= 1:

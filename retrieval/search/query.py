@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from retrieval.search.groups import (
     rank_groups,
     views_of,
 )
-from retrieval.search.options import CANDIDATES, MOST_CANDIDATES, SearchOptions
+from retrieval.search.options import CANDIDATES, MOST_CANDIDATES, Names, SearchOptions, each_name
 from retrieval.search.rerank import EXPANSION, expand, k_reciprocal
 from retrieval.search.selection import Selection
 from retrieval.search.where import is_text
@@ -110,13 +110,13 @@ class Searcher:
                 one.views = views_of(rows, scores, which, one.rows, options.group_size, variants)
         return found
 
-    def ids_of(self, names: Iterable[int | str]) -> list[int]:
+    def ids_of(self, names: Names) -> list[int]:
         """Return the ids of items given by id or by key; text that is no key may be the digits of an id.
 
         Raises:
             InputError: There is no such item.
         """
-        names = list(names)
+        names = each_name(names)
         ids = ids_of_names(names, lambda keys: ids_by_key(self._store, keys))
         unknown = self.snapshot.rows_of(np.array(ids, np.int64)) < 0
         if unknown.any():
@@ -124,7 +124,7 @@ class Searcher:
             raise InputError(f"{self.snapshot.where}: no item {name!r}, neither an id nor a key")
         return ids
 
-    def _rows_of(self, names: Iterable[int | str]) -> np.ndarray:
+    def _rows_of(self, names: Names) -> np.ndarray:
         return self.snapshot.rows_of(np.array(self.ids_of(names), np.int64))
 
     def _own_rows(self, own: tuple[int, ...], options: SearchOptions, groups: Groups | None) -> np.ndarray:

@@ -621,6 +621,32 @@ def test_removal(gallery: Gallery, catalogue: Catalogue) -> None:
     assert verification(gallery)[::2] == (len(left), [])
 
 
+def test_one_item_may_be_named_alone(gallery: Gallery) -> None:
+    """A key or the digits of an id are one name, whose characters are ids of other items."""
+    ids = gallery.select(where="id > 0")
+    number = ids[-1]
+    assert number > 9
+    assert [gallery.select(one) for one in (str(number), number, np.int64(number), "item 4")] == [
+        *3 * [[number]],
+        gallery.ids_of(["item 4"]),
+    ]
+    assert str(number) not in [str(hit.id) for hit in gallery.search_id("item 4", COUNT, exclude=str(number))]
+    assert len(gallery.search_id("item 4", COUNT, exclude=str(number))) == COUNT - 2
+    assert gallery.remove(str(number)) == 1
+    gallery.refresh()
+    assert gallery.select(where="id > 0") == ids[:-1]
+
+
+@pytest.mark.parametrize(
+    "items", [[1.9], [True, True], np.array([True]), None, [None], b"12", [Path("1.png")]]
+)
+def test_what_names_no_item_removes_none(gallery: Gallery, items: Any) -> None:
+    with pytest.raises(InputError, match="an item is given by its id, a whole number, or by its key, text"):
+        gallery.remove(items)
+    gallery.refresh()
+    assert len(gallery) == COUNT
+
+
 def test_amendment(gallery: Gallery, catalogue: Catalogue) -> None:
     (number,) = gallery.ids_of(["item 12"])
     (item,) = gallery.stored_items([number])

@@ -382,11 +382,31 @@ def test_empty_gallery(tmp_path: Path) -> None:
         ({"exclude": ["k1", "nobody"]}, "no item 'nobody'"),
         ({"exclude": [10_000]}, "no item 10000"),
         ({"exclude": [2**70]}, "no item"),
+        ({"k": 2.5}, "k must be a whole number, got 2.5"),
+        ({"k": None}, "k must be a whole number, got None"),
+        ({"group_by": "label", "group_size": 1.5}, "group_size must be a whole number, got 1.5"),
+        ({"min_score": "0.5"}, "min_score must be a number, got '0.5'"),
+        ({"diversity": "much"}, "diversity must be a number"),
+        ({"where": 3}, "where must be text, got 3"),
+        ({"rerank": None}, "rerank must be text, got None"),
+        ({"exclude": [1.5]}, "item 1.5: an item is given by its id"),
     ],
 )
 def test_invalid_options(gallery: Gallery, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         gallery.search_vectors(QUERY, **options)
+
+
+def test_options_may_be_numbers_of_numpy(gallery: Gallery) -> None:
+    lowest = np.float32(0.1)
+    expected = gallery.search_vectors(
+        QUERY, 7, min_score=float(lowest), exclude=[3, 4], group_by="label", group_size=2
+    )
+    given: dict[str, Any] = {"min_score": lowest, "exclude": np.array([3, 4]), "group_size": np.int16(2)}
+    assert gallery.search_vectors(QUERY, np.int64(7), group_by="label", **given) == expected
+    assert gallery.search_vectors(QUERY, 7, exclude=(id for id in (3, 4)), order="score desc") == (
+        gallery.search_vectors(QUERY, 7, exclude=[3, 4])
+    )
 
 
 def test_unknown_order(gallery: Gallery) -> None:
