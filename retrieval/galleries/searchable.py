@@ -22,7 +22,7 @@ from retrieval.machine.faiss_backend import CpuBackend, backend_for
 from retrieval.model.embedder import Embedder
 from retrieval.model.runtime import Runtime
 from retrieval.search.calibration import DEPTH, SAME, Calibration, CalibrationFile, summary
-from retrieval.search.composition import compose
+from retrieval.search.composition import compose, unit_vectors
 from retrieval.search.detector import Detector, keep_detector, own_detector
 from retrieval.search.diversity import diversified
 from retrieval.search.embeddings import StoredEmbeddings
@@ -425,13 +425,22 @@ class SearchableGallery(Displayed, ABC):
 
     @takes_search_options
     def search_vectors(
-        self, queries: np.ndarray, k: int = SearchOptions.k, **options: Unpack[SearchKeywords]
+        self,
+        queries: np.ndarray | Sequence[Sequence[float] | np.ndarray],
+        k: int = SearchOptions.k,
+        **options: Unpack[SearchKeywords],
     ) -> list[Hits]:
-        """Return the hits of each query, float32 [N, D] of unit length from this gallery's model.
+        """Return the hits of each query, a vector from this gallery's model.
 
-        The other arguments are those of `search`.
+        Args:
+            queries: Vectors of any norm but zero, numbers [N, D], which are scaled to unit length.
+            k: Number of hits of each.
+            options: Further options, as for `search`.
+
+        Raises:
+            InputError: An option is invalid, or the vectors have another shape, are zero or not finite.
         """
-        return self.find(queries, SearchOptions(k, **options))
+        return self.find(unit_vectors(queries, self.manifest.dim), SearchOptions(k, **options))
 
     def find(
         self,

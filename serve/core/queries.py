@@ -23,7 +23,7 @@ from retrieval.images.resampling import Box
 from retrieval.ingest.picture_parts import decode_parts, parts_of_picture
 from retrieval.machine.resources import cores
 from retrieval.model.embedder import Embedder
-from retrieval.search.composition import compose
+from retrieval.search.composition import compose, unit_vectors
 from retrieval.search.detector import Detector
 from retrieval.storage.query_log import Kind
 from serve.core.cost import add_pixels
@@ -553,12 +553,7 @@ def model_of(state: LiveState) -> Embedder:
 
 def _unit_vector(vector: np.ndarray, dim: int) -> np.ndarray:
     """Return a vector scaled to unit length, float32 [D]; raise an `InputError` if that is not possible."""
-    vector = np.asarray(vector, np.float64)
-    if vector.shape != (dim,):
-        raise InputError(f"the vector has {vector.size} values, the gallery's vectors have {dim}")
-    largest = np.abs(vector).max()
-    if not np.isfinite(largest) or largest == 0:
-        raise InputError("the vector is zero or not finite")
-    scaled = vector / largest  # so that no square overflows or underflows
-    unit: np.ndarray = scaled / np.linalg.norm(scaled)
-    return unit.astype(np.float32)
+    if np.shape(vector) != (dim,):
+        raise InputError(f"the vector has {np.size(vector)} values, the gallery's vectors have {dim}")
+    found: np.ndarray = unit_vectors(np.asarray(vector)[None], dim)[0]
+    return found

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -407,6 +408,38 @@ def test_options_may_be_numbers_of_numpy(gallery: Gallery) -> None:
     assert gallery.search_vectors(QUERY, 7, exclude=(id for id in (3, 4)), order="score desc") == (
         gallery.search_vectors(QUERY, 7, exclude=[3, 4])
     )
+
+
+def test_vectors_of_any_norm_are_searched_as_those_of_unit_length(gallery: Gallery) -> None:
+    """Scores are cosines to the queries, computed here in float64."""
+    random = np.random.default_rng(3)
+    queries = random.normal(size=(5, DIM)) * np.array([[1e-30], [0.2], [1], [7], [1e30]])
+    cosines = unit(queries).astype(np.float64) @ clustered(1, COUNT).T
+    best = [*np.sort(cosines)[:, ::-1][:, :6].tolist()]
+    for asked in (queries, queries.astype(np.float32), queries.tolist(), [*queries], torch.tensor(queries)):
+        found = gallery.search_vectors(asked, 6)
+        assert [[hit.score for hit in hits] for hits in found] == [
+            pytest.approx(one, abs=1e-5) for one in best
+        ]
+    assert len(gallery.search_vectors(queries[3:4], 50, min_score=best[3][2])[0]) == 3
+    assert gallery.search_vectors([]) == gallery.search_vectors(queries[:0]) == []
+
+
+@pytest.mark.parametrize(
+    ("queries", "message"),
+    [
+        (np.ones(DIM), r"got float64 \[12\]; pass one vector as vector\[None\]"),
+        (np.vstack([QUERY, 0 * QUERY]), "query 1: the vector is zero or not finite"),
+        (np.ones((1, DIM), np.complex64), "got complex64"),
+        ([["a"] * DIM], "finite"),
+        ([[1.0], [1.0, 2.0]], "are no array"),
+        (torch.ones(1, DIM, requires_grad=True), "detach"),
+        (None, "got object"),
+    ],
+)
+def test_vectors_that_cannot_be_searched(gallery: Gallery, queries: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        gallery.search_vectors(queries)
 
 
 def test_unknown_order(gallery: Gallery) -> None:
