@@ -9,7 +9,7 @@ import errno
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class LookalikeError(Exception):
@@ -26,6 +26,16 @@ class LookalikeError(Exception):
     code: str = "internal-error"
     status: int = 500
     title: ClassVar[str] = "Internal server error"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle it by its state: a pool of processes hangs at an error that its constructor refuses."""
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[LookalikeError], args: tuple[object, ...], state: dict[str, Any]) -> LookalikeError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 class InputError(LookalikeError):
