@@ -222,6 +222,8 @@ def as_array(source: Any) -> np.ndarray:
         detail = f"it cannot be read as an array ({_brief(error)})"
         raise ImageError(name, ImageError.NOT_AN_IMAGE, detail) from error
     detail = "it is neither a path, the bytes of a file, an image nor an array"
+    if hasattr(source, "read") or isinstance(source, (bytearray, memoryview)):
+        detail += "; pass " + ("what its read() returns" if hasattr(source, "read") else "bytes(...) of it")
     raise ImageError(name, ImageError.NOT_AN_IMAGE, detail)
 
 

@@ -397,7 +397,10 @@ def each_image(images: ImageSource | Iterable[ImageSource]) -> Iterable[ImageSou
     if isinstance(images, (str, bytes, os.PathLike, Image.Image)):
         return [images]
     if not (hasattr(images, "__dlpack__") or hasattr(images, "__array__")):
-        return images
+        # What is no collection of images is refused as one image: a file not by its first line.
+        is_one = isinstance(images, (bytearray, memoryview)) or hasattr(images, "read")
+        listed = hasattr(images, "__iter__") or hasattr(images, "__getitem__")
+        return images if listed and not is_one else [cast("ImageSource", images)]
     array = as_array(images)
     if array.dtype.kind in "OSTU":  # paths, also a column of a table
         return cast("Iterable[ImageSource]", array.tolist())

@@ -103,8 +103,19 @@ def test_tensor_on_a_gpu_and_other_things_are_refused(model_file: Path) -> None:
     embedder, pixels = Embedder(model_file), np.zeros((8, 8, 3), np.uint8)
     with pytest.raises(ImageError, match=r"OnlyDLPack: .*another device; copy it to the CPU"):
         embedder.embed(OnlyDLPack(pixels, device=2))
-    with pytest.raises(ImageError, match="neither a path"):
-        embedder.embed([7])
+    for other in ([7], 7, None):
+        with pytest.raises(ImageError, match="neither a path"):
+            embedder.embed(other)
+
+
+def test_a_file_is_refused_as_one_image(model_file: Path, shop: Path) -> None:
+    """Its lines, and the numbers of its bytes, are no images."""
+    embedder, path = Embedder(model_file), shop / "red" / "0.png"
+    with path.open("rb") as file, pytest.raises(ImageError, match=r"pass what its read\(\) returns"):
+        embedder.embed(file)
+    for data in (bytearray(path.read_bytes()), memoryview(path.read_bytes())):
+        with pytest.raises(ImageError, match=r"pass bytes\(...\) of it"):
+            embedder.embed(data)
 
 
 def test_tensor_is_embedded_without_torch(model_file: Path) -> None:
