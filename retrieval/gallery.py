@@ -137,7 +137,12 @@ class Gallery(SearchableGallery):
 
     @classmethod
     def open_or_create(
-        cls, folder: Path, model: Embedder, *, storage: str | None = None, store: Address | None = None
+        cls,
+        folder: str | Path,
+        model: Embedder,
+        *,
+        storage: str | None = None,
+        store: Address | None = None,
     ) -> tuple[Gallery, bool]:
         """Open the gallery of a model, or create it if it is not there; return it, and whether it is new.
 
@@ -151,6 +156,7 @@ class Gallery(SearchableGallery):
             InputError: The folder is that of another gallery, or has another model or type.
             LookalikeError: The gallery is damaged, or its database cannot be reached.
         """
+        folder = Path(folder)
         if not is_gallery(folder):
             return cls.create(folder, model, storage=storage or "float32", store=store), True
         found = cls.open(folder, runtime=model.runtime, store=store)
@@ -168,13 +174,13 @@ class Gallery(SearchableGallery):
     @classmethod
     def import_vectors(
         cls,
-        folder: Path,
-        source: Path,
+        folder: str | Path,
+        source: str | Path,
         *,
-        model: Path | None = None,
+        model: str | Path | None = None,
         name: str | None = None,
         store: Address | None = None,
-        root: Path | None = None,
+        root: str | Path | None = None,
         prefix: str | None = None,
         index: IndexSpec | None = None,
         storage: str | None = None,
@@ -214,9 +220,10 @@ class Gallery(SearchableGallery):
                 the keys of rows without ids. Nothing is changed.
             LookalikeError: The index cannot be built; the vectors are imported. Or the database fails.
         """
+        folder = Path(folder)
         kind, spec = cls.kind(folder, store), index or IndexSpec()
         kind.check_index(spec, folder)
-        origin = Origin.read(source, model=model, name=name, root=root, prefix=prefix, runtime=runtime)
+        origin = Origin.read(Path(source), model=model, name=name, root=root, prefix=prefix, runtime=runtime)
         return kind._import(folder, origin, store, spec, storage, show_progress)
 
     @classmethod
@@ -348,9 +355,9 @@ class Gallery(SearchableGallery):
             InputError: The folder is no longer a gallery.
         """
 
-    def export(self, target: Path, *, show_progress: bool = False) -> int:
+    def export(self, target: str | Path, *, show_progress: bool = False) -> int:
         """Export all items; see `retrieval.ingest.transfer.export_vectors`."""
-        return export_vectors(self, self._rows, target, show_progress=show_progress)
+        return export_vectors(self, self._rows, Path(target), show_progress=show_progress)
 
     @property
     @abstractmethod
@@ -422,7 +429,7 @@ class Gallery(SearchableGallery):
         """Check vectors, index and model, and repair what can be repaired; see `retrieval.upkeep.verify`."""
 
     @abstractmethod
-    def snapshot(self, target: Path, *, show_progress: bool = False) -> GalleryCopy:
+    def snapshot(self, target: str | Path, *, show_progress: bool = False) -> GalleryCopy:
         """Copy the last committed state into a new folder; see `retrieval.upkeep.snapshot`."""
 
     @abstractmethod
@@ -543,9 +550,9 @@ class FileGallery(FilesView, Gallery):
         """See `retrieval.upkeep.verify.verify`."""
         return verify_files(self.folder, repair=repair, runtime=self._runtime, show_progress=show_progress)
 
-    def snapshot(self, target: Path, *, show_progress: bool = False) -> GalleryCopy:
+    def snapshot(self, target: str | Path, *, show_progress: bool = False) -> GalleryCopy:
         """See `retrieval.upkeep.snapshot.copy_gallery`."""
-        return copy_gallery(self.folder, target, show_progress=show_progress)
+        return copy_gallery(self.folder, Path(target), show_progress=show_progress)
 
     compact = compact
     rebuild = rebuild

@@ -154,7 +154,7 @@ def update(
 
 def folder_difference(
     gallery: SearchableGallery,
-    folder: Path,
+    folder: str | Path,
     *,
     limit: RemovalLimit | None = None,
     checksum: bool = False,
@@ -182,7 +182,7 @@ def folder_difference(
 
 def sync(
     gallery: SearchableGallery,
-    folder: Path,
+    folder: str | Path,
     *,
     limit: RemovalLimit | None = None,
     checksum: bool = False,
@@ -243,10 +243,10 @@ def embed_again(gallery: DatabaseView, ids: Sequence[int], *, show_progress: boo
 
 
 def _scan_folder(
-    gallery: SearchableGallery, table: ItemTable, folder: Path, min_age: float, ignore_decisions: bool
+    gallery: SearchableGallery, table: ItemTable, folder: str | Path, min_age: float, ignore_decisions: bool
 ) -> tuple[Path, Scan]:
     place = Location.parse(folder)
-    if place.kind != "url" and not folder.is_dir():
+    if place.kind != "url" and not Path(folder).is_dir():
         raise InputError(f"{folder}: there is no such folder")
     found = scan([place], known_roots(table))
     if min_age:

@@ -200,9 +200,9 @@ class Origin:
         cls,
         source: Path,
         *,
-        model: Path | None = None,
+        model: str | Path | None = None,
         name: str | None = None,
-        root: Path | None = None,
+        root: str | Path | None = None,
         prefix: str | None = None,
         runtime: Runtime | None = None,
     ) -> Origin:
@@ -212,7 +212,7 @@ class Origin:
         embedder = None if model is None else Embedder.open(model, runtime)
         if isinstance(file, ShardVectors) and embedder is not None:
             file.check_model(embedder)
-        items = VectorItems(file, (root or source.parent).resolve(), prefix or source.stem)
+        items = VectorItems(file, Path(root or source.parent).resolve(), prefix or source.stem)
         return cls(items, embedder, name, runtime)
 
     @property

@@ -22,7 +22,7 @@ _MIN_AGE = 2.0  # seconds since the last modification of a file; a younger one m
 
 def watch(
     gallery: SearchableGallery,
-    folder: Path,
+    folder: str | Path,
     *,
     seconds: float = SECONDS,
     limit: RemovalLimit | None = None,

@@ -121,6 +121,23 @@ def test_one_path_is_added_as_a_list_of_it(gallery: Gallery, shop: Path) -> None
     assert len(gallery) == 2
 
 
+def test_paths_may_be_text(gallery: Gallery, shop: Path, tmp_path: Path) -> None:
+    assert gallery.difference(str(shop)).new == 24
+    assert gallery.sync(str(shop)).added == 24
+    assert next(gallery.watch(f"{shop}/none")).args[0].endswith("there is no such folder")
+    for suffix in (".parquet", ".npy"):
+        assert gallery.export(f"{tmp_path}/vectors{suffix}") == 24
+    gallery.snapshot(f"{tmp_path}/copy.gallery")
+    opened, is_new = Gallery.open_or_create(f"{tmp_path}/copy.gallery", gallery.embedder)
+    assert (len(opened), is_new) == (24, False)
+    imported = f"{tmp_path}/imported.gallery"
+    Gallery.import_vectors(
+        imported, f"{tmp_path}/vectors.parquet", model=str(gallery.embedder.path), root=str(shop)
+    )
+    found = Gallery.open(imported).search(shop / "red" / "0.png", 1)[0]
+    assert (found.key, found.score) == ("red/0.png", pytest.approx(1, abs=1e-5))
+
+
 def test_adding_again_is_a_no_op(gallery: Gallery, shop: Path) -> None:
     assert gallery.add([shop]).added == 24
     before = sorted(p.name for p in (gallery.folder / "segments").iterdir())
