@@ -46,6 +46,7 @@ from retrieval.model.runtime import Runtime
 from retrieval.search.index import IndexWork
 from retrieval.search.options import NEAR_DUPLICATE, Duplicates
 from retrieval.storage.identity import check_storage
+from retrieval.storage.manifest import check_dtype
 from retrieval.storage.records import IndexSpec
 from retrieval.stores.address import Address
 from retrieval.stores.opening import parse_address
@@ -126,9 +127,11 @@ class Gallery(SearchableGallery):
             store: Address of the collection of a gallery in a database; `None` for one in files.
 
         Raises:
-            InputError: The folder or the collection is not empty, or the model cannot be used.
+            InputError: The folder or the collection is not empty, the model cannot be used, or the type is
+                unknown.
             LookalikeError: The database cannot be reached.
         """
+        check_dtype(storage)
         embedder = model if isinstance(model, Embedder) else Embedder(model)
         if store is None:
             return FileGallery.new(Path(folder), embedder, storage=storage)
@@ -221,6 +224,7 @@ class Gallery(SearchableGallery):
             LookalikeError: The index cannot be built; the vectors are imported. Or the database fails.
         """
         folder = Path(folder)
+        check_dtype(storage)
         kind, spec = cls.kind(folder, store), index or IndexSpec()
         kind.check_index(spec, folder)
         origin = Origin.read(Path(source), model=model, name=name, root=root, prefix=prefix, runtime=runtime)

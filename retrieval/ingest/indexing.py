@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 
@@ -70,10 +70,17 @@ class BadFilePolicy:
         retry: Retry files that were unusable in an earlier run and have not changed since.
         max_bad: Stop if a larger share of the files, from 0 to 1 and counted over at least 100 files, is
             unusable.
+
+    Raises:
+        InputError: The share is out of range.
     """
 
     retry: bool = False
     max_bad: float = MAX_BAD
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_bad <= 1:
+            raise InputError(f"max_bad {self.max_bad}: a share of the files, from 0 to 1")
 
     def exceeded(self, bad: int, tried: int) -> bool:
         """Return whether too many of the files that were tried are unusable."""
@@ -196,6 +203,8 @@ def add_images(
         LookalikeError: Too many files are unusable; images committed before stay.
         KeyboardInterrupt: Interrupted; images embedded before stay.
     """
+    if duplicates not in get_args(Duplicates):
+        raise InputError(f"duplicates {duplicates!r}: unknown; known: {', '.join(get_args(Duplicates))}")
     writer = gallery.writer
     has_detector = gallery.detector is not None  # of which pictures that are there take no run
     with writer.running(), closing(writer.table(whole=has_detector)) as table:

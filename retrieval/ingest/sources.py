@@ -477,9 +477,13 @@ def _rows_of_files(
     places: Sequence[Location], values: Sequence[Mapping[str, object]]
 ) -> list[tables.TableRow]:
     """Return the values for each of some files as rows of a table."""
-    if len(values) != len(places):
-        raise InputError(f"metadata: {len(values)} rows for {len(places)} files; pass one row per file")
-    rows = enumerate(zip(places, values, strict=True), 1)
+    given = [*values]  # of a mapping or a DataFrame the names of its columns
+    if not all(isinstance(row, Mapping) and all(isinstance(name, str) for name in row) for row in given):
+        hint = "pass a list of them, as by to_dict('records') of a DataFrame"
+        raise InputError(f"metadata: each file has a mapping of its values by name of the column; {hint}")
+    if len(given) != len(places):
+        raise InputError(f"metadata: {len(given)} rows for {len(places)} files; pass one row per file")
+    rows = enumerate(zip(places, given, strict=True), 1)
     return tables.parse_rows(
         (f"metadata, row {n}", {**row, "path": str(absolute(place))}) for n, (place, row) in rows
     )

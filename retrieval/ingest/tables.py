@@ -24,6 +24,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from retrieval.arrow import load_pyarrow
 from retrieval.errors import InputError, did_you_mean
 from retrieval.images import boxes
@@ -506,11 +508,22 @@ def _check_unique(file: Path, names: list[str]) -> None:
 
 
 def _text(value: object) -> str | None:
-    return None if value is None else str(value)
+    value = _without_numpy(value)
+    return None if value is None or value != value else str(value)  # NaN stands for a missing text, too
+
+
+def _without_numpy(value: Any) -> Any:
+    """Return a value of NumPy as one of Python's own, and the `None` of a table of pandas."""
+    if type(value).__name__ in ("NAType", "NaTType"):  # not imported, and NA has no truth value
+        return None
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _plain(value: object, place: str) -> Value:
     """Return a value as one that a gallery can store."""
+    if value is None or type(value) in (str, int):
+        return value  # type: ignore[return-value]
+    value = _without_numpy(value)
     if isinstance(value, bool):
         return int(value)
     if value is None or isinstance(value, (str, int)):

@@ -34,7 +34,8 @@ class Runtime:
         tf32: An NVIDIA GPU may round products to TensorFloat32 (10 bits); NVIDIA_TF32_OVERRIDE=0 forbids it.
 
     Raises:
-        InputError: The provider is unknown or does not run on the device, or a number is below 1.
+        InputError: The device is no `Device`, the provider is unknown or does not run on the device, or a
+            number is below 1.
     """
 
     device: Device = Device()  # noqa: RUF009
@@ -44,6 +45,8 @@ class Runtime:
     tf32: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.device, Device):
+            raise InputError(f"device {self.device!r}: not a `Device`; use Runtime.parse({self.device!r})")
         if self.provider not in PROVIDERS:
             raise InputError(f"provider {self.provider!r}: unknown; known: {', '.join(PROVIDERS)}")
         if self.device.kind not in _DEVICES[self.provider]:

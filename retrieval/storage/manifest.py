@@ -131,6 +131,12 @@ class Manifest:
         return {name: json.dumps(value) for name, value in _given(facts).items()}
 
 
+def check_dtype(storage: str | None) -> None:
+    """Raise an `InputError` for an unknown type of stored numbers; `None` is any."""
+    if storage not in (None, *DTYPES):
+        raise InputError(f"storage {storage!r}: unknown; known: {', '.join(DTYPES)}")
+
+
 def known_units(found: Mapping[str, object], columns: Collection[str]) -> dict[str, Any]:
     """Return `Manifest.units` as a file from elsewhere names them, as far as a gallery can have them.
 

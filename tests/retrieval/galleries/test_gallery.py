@@ -11,8 +11,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 from PIL import Image
 
@@ -119,6 +121,60 @@ def test_one_path_is_added_as_a_list_of_it(gallery: Gallery, shop: Path) -> None
     assert gallery.add(str(shop / "red" / "0.png")).added == 1
     assert gallery.add(shop / "red" / "1.png").added == 1
     assert len(gallery) == 2
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"price": 1}, "each file has a mapping of its values"),
+        (pandas.DataFrame({"price": [1]}), "to_dict"),
+        ([{3: 1}], "by name of the column"),
+        ([{"price": [1]}], "column 'price': a list is neither text nor a number"),
+    ],
+)
+def test_metadata_of_another_form_is_refused(
+    gallery: Gallery, shop: Path, metadata: Any, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        gallery.add([shop / "red" / "0.png"], metadata=metadata)
+
+
+def test_metadata_may_be_records_of_pandas_and_numbers_of_numpy(gallery: Gallery, shop: Path) -> None:
+    """What is missing there, NaN, NaT and NA, is missing here, and is no text such as "nan"."""
+    table = pandas.DataFrame(
+        {
+            "label": ["hat", float("nan"), None],
+            "stock": pandas.array([3, None, 5], dtype="Int64"),
+            "since": pandas.to_datetime(["2026-01-02", None, None]),
+        }
+    )
+    rows = [
+        {str(name): value for name, value in row.items()} | {"price": np.float32(0.5), "sold": np.bool_(True)}
+        for row in table.to_dict("records")
+    ]
+    assert gallery.add([shop / "red" / f"{n}.png" for n in range(3)], metadata=rows).added == 3
+    both = {"price": 0.5, "sold": 1}
+    assert [
+        (item.label, item.metadata) for item in gallery.items(gallery.select(where="id > 0")).values()
+    ] == [
+        ("hat", {**both, "stock": 3, "since": "2026-01-02T00:00:00"}),
+        (None, both),
+        (None, {**both, "stock": 5}),
+    ]
+
+
+def test_values_that_are_not_known_are_refused(gallery: Gallery, shop: Path, tmp_path: Path) -> None:
+    given: Any = {"duplicates": "drop"}
+    with pytest.raises(InputError, match="duplicates 'drop': unknown; known: keep, refuse"):
+        gallery.add(shop, **given)
+    with pytest.raises(InputError, match="max_bad 7: a share of the files, from 0 to 1"):
+        gallery.add(shop, max_bad=7)
+    with pytest.raises(InputError, match="storage 'int8': unknown; known: float32, float16"):
+        Gallery.create(tmp_path / "g", gallery.embedder, storage="int8")
+    with pytest.raises(InputError, match="storage 'int8': unknown"):
+        Gallery.import_vectors(tmp_path / "g", tmp_path / "v.npy", name="mine", storage="int8")
+    assert not (tmp_path / "g").exists()
+    assert len(gallery) == 0
 
 
 def test_paths_may_be_text(gallery: Gallery, shop: Path, tmp_path: Path) -> None:

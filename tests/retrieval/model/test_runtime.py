@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from retrieval import InputError, Runtime
@@ -53,6 +55,12 @@ def test_providers_that_are_devices_to_users(text: str, device: str, provider: s
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="known: auto, cpu, cuda, cuda:N, coreml, openvino"):
         Runtime.parse(text)
+
+
+def test_name_of_a_device_is_no_device() -> None:
+    name: Any = "cpu"
+    with pytest.raises(InputError, match=r"device 'cpu': not a `Device`; use Runtime.parse\('cpu'\)"):
+        Runtime(name)
 
 
 def test_options_of_cuda() -> None:
