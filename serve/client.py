@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,13 @@ import httpx
 from pydantic import BaseModel, Field
 
 from retrieval.errors import InputError, LookalikeError
-from retrieval.search.options import Duplicates, SearchKeywords, SearchOptions, takes_search_options
+from retrieval.search.options import (
+    Duplicates,
+    SearchKeywords,
+    SearchOptions,
+    each_name,
+    takes_search_options,
+)
 from serve.addresses import API, api_of
 from serve.exchanges import (
     Asynchronous,
@@ -268,14 +275,14 @@ class Requests:
         id: int | str | None = None,
         vector: Vector | None = None,
         url: str | None = None,
-        like: Iterable[View] = (),
-        unlike: Iterable[View] = (),
+        like: View | Iterable[View] = (),
+        unlike: View | Iterable[View] = (),
         text: str | Sequence[str] = (),
         without: str | Sequence[str] = (),
         region: Sequence[float] | None = None,
         fingerprint: str | None = None,
         k: int = SearchOptions.k,
-        galleries: Iterable[str] = (),
+        galleries: str | Iterable[str] = (),
         **options: Unpack[SearchKeywords],
     ) -> Steps[Hits]:
         """Return the images most similar to an image, an item, a vector or a URL, to texts, or to both.
@@ -287,7 +294,7 @@ class Requests:
             url: URL of an image for the server to fetch, if it allows that.
             like: Images that the hits should look like, in place of one image, item, vector or URL. Each is
                 as `image`, or a mapping with `image`, `id`, `vector` or `url`, and perhaps `region`, such
-                as `{"id": 17}`. At most 16 together with those of `unlike`.
+                as `{"id": 17}`; or one. At most 16 together with those of `unlike`.
             unlike: Images to move away from, each as in `like`.
             text: Texts that the hits should show, alone or together with the image, for a model with a text
                 encoder.
@@ -307,7 +314,7 @@ class Requests:
             InputError: Several of image, id, vector, url and like, or nothing.
             UnreachableError: The server does not answer. So do all other methods.
         """
-        views = {"like": [*map(_view, like)], "unlike": [*map(_view, unlike)]}
+        views = {"like": [*map(_view, _each(like))], "unlike": [*map(_view, _each(unlike))]}
         number = sum(one is not None for one in (image, id, vector, url)) + bool(views["like"])
         if number > 1 or not (number or text):
             raise InputError("search: give exactly one of image, id, vector, url and like, or text")
@@ -315,7 +322,7 @@ class Requests:
         for name, texts in (("text", text), ("without", without)):
             if texts:
                 given[name] = [texts] if isinstance(texts, str) else list(texts)
-        if names := list(galleries):
+        if names := [galleries] if isinstance(galleries, str) else [*galleries]:
             given["galleries"] = names
         if region is not None:
             given["region"] = [float(part) for part in region]
@@ -334,7 +341,7 @@ class Requests:
     @takes_search_options
     def search_batch(
         self,
-        images: Iterable[ImageSource],
+        images: ImageSource | Iterable[ImageSource],
         *,
         together: bool = False,
         k: int = SearchOptions.k,
@@ -343,7 +350,7 @@ class Requests:
         """Return the hits of each image, or its error. What is not listed is as for `search`.
 
         Args:
-            images: At most 64 images, each as for `search`.
+            images: At most 64 images, each as for `search`; or one.
             together: Whether all images are views of one object: one list of hits. Groups are compared with
                 each view, single images with their mean.
 
@@ -377,8 +384,8 @@ class Requests:
         )
 
     @exchange
-    def embed(self, images: Iterable[ImageSource]) -> Steps[Vectors]:
-        """Return the vectors of images, of unit length.
+    def embed(self, images: ImageSource | Iterable[ImageSource]) -> Steps[Vectors]:
+        """Return the vectors of images, or of one, of unit length.
 
         Raises:
             ApiError: The server refuses the request, also for a single unusable image.
@@ -461,7 +468,7 @@ class Requests:
     @exchange
     def add(
         self,
-        images: Iterable[ImageSource],
+        images: ImageSource | Iterable[ImageSource],
         *,
         label: str | None = None,
         metadata: Mapping[str, str | int | float | None] | None = None,
@@ -470,7 +477,8 @@ class Requests:
         """Add images to the gallery, if the server allows it. Return the result of each, or its error.
 
         Args:
-            images: At most 64 paths, whose last part becomes the key, bytes of files, or Pillow images.
+            images: At most 64 paths, whose last part becomes the key, bytes of files, or Pillow images; or
+                one.
             label: Label of all images.
             metadata: Metadata of all images.
             duplicates: "refuse" does not add images that look like another one, of the gallery or among
@@ -479,7 +487,7 @@ class Requests:
         Raises:
             ApiError: The server refuses the request.
         """
-        sources = list(images)
+        sources = _each(images)
         names = [Path(source).name if isinstance(source, str | Path) else "" for source in sources]
         files = [base64.b64encode(_bytes(source)).decode() for source in sources]
         body = _without_none({"images": files, "names": names, "label": label, "metadata": metadata})
@@ -538,19 +546,20 @@ class Requests:
 
     @exchange
     def facets(
-        self, columns: Iterable[str] = (), *, where: str | None = None, limit: int = 20
+        self, columns: str | Iterable[str] = (), *, where: str | None = None, limit: int = 20
     ) -> Steps[Facets]:
         """Return how many images have each value of columns.
 
         Args:
-            columns: Column names; by default the label and all metadata.
+            columns: Column names, or one; by default the label and all metadata.
             where: Condition on the images.
             limit: Largest number of values of a column, 1 to 1000.
 
         Raises:
             ApiError: The server refuses the request.
         """
-        params = _without_none({"columns": list(columns), "where": where, "limit": limit})
+        columns = [columns] if isinstance(columns, str) else [*columns]
+        params = _without_none({"columns": columns, "where": where, "limit": limit})
         return (yield from self._ask(_facets, "GET", "/facets", params=params))
 
     @exchange
@@ -694,7 +703,7 @@ class Requests:
         """Start long work on the gallery and return it.
 
         Args:
-            kind: "evaluation", "duplicates" or "map".
+            kind: "evaluation", "duplicates", "suspects", "calibration", "coverage", "map" or "triplets".
             options: Those of the kind, such as `min_score` of "duplicates".
 
         Raises:
@@ -762,6 +771,9 @@ class Requests:
             raise _foreign_error(answer)
 
     def _send(self, method: str, path: str, api: str | None = None, **request: Any) -> Steps[httpx.Response]:
+        if "json" in request:
+            headers = {**request.pop("headers", {}), "Content-Type": "application/json"}
+            request |= {"content": _json(request.pop("json")), "headers": headers}
         answer: httpx.Response = yield Request(method, (api or self._api) + path, request)
         if answer.is_success:
             return answer
@@ -798,7 +810,7 @@ class Client(Blocking, Requests):
     ) -> None:
         self._api = _root(gallery)
         self._http = httpx.Client(
-            base_url=url, headers=_headers(token), auth=user, timeout=seconds, transport=transport
+            base_url=_address(url), headers=_headers(token), auth=user, timeout=seconds, transport=transport
         )
 
     def close(self) -> None:
@@ -835,7 +847,7 @@ class AsyncClient(Asynchronous, Requests):
     ) -> None:
         self._api = _root(gallery)
         self._http = httpx.AsyncClient(
-            base_url=url, headers=_headers(token), auth=user, timeout=seconds, transport=transport
+            base_url=_address(url), headers=_headers(token), auth=user, timeout=seconds, transport=transport
         )
 
     async def close(self) -> None:
@@ -862,14 +874,48 @@ def _root(gallery: str | None) -> str:
     return API if gallery is None else api_of(quote(gallery, safe=""))
 
 
+def _address(url: str) -> httpx.URL:
+    try:
+        return httpx.URL(url)
+    except (httpx.InvalidURL, TypeError) as error:
+        what = "not the address of a server; give one such as http://127.0.0.1:7860"
+        raise InputError(f"{url!r}: {what}") from error
+
+
 def _headers(token: str | None) -> dict[str, str]:
+    token = (token or "").strip()  # a file of one ends in a line break
+    if not (token.isascii() and token.isprintable()):
+        raise InputError("token: has a character that is not printable ASCII, as no token of a server has")
     return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def _json(value: object) -> bytes:
+    """Return the JSON of a value, also with numbers and arrays of NumPy."""
+
+    def plain(value: Any) -> Any:
+        if hasattr(value, "dtype") and hasattr(value, "tolist"):
+            return value.tolist()
+        raise TypeError(f"a {type(value).__name__} is neither text nor a number")
+
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=plain)
+        return text.encode()
+    except (TypeError, ValueError) as error:  # such as of a number that is not finite
+        raise InputError(f"the request is no JSON ({error}); leave out or convert the value") from error
+
+
+def _each(images: Any) -> list[Any]:
+    """Return the images of a collection, or the only one."""
+    is_one = isinstance(images, str | bytes | bytearray | memoryview | Path | Mapping)
+    if is_one or hasattr(images, "read") or not hasattr(images, "__iter__"):
+        return [images]
+    return [images] if getattr(images, "ndim", 4) < 4 else [*images]
 
 
 def _options(k: int, given: Mapping[str, Any]) -> dict[str, Any]:
     options = _without_none({"k": k, **given})
     if "exclude" in options:
-        options["exclude"] = list(options["exclude"])
+        options["exclude"] = each_name(options["exclude"])
     return options
 
 
@@ -879,7 +925,10 @@ def _view(view: View) -> dict[str, Any]:
     if "image" in found:
         found["image"] = base64.b64encode(_bytes(found["image"])).decode()
     if "vector" in found:
-        found["vector"] = [float(number) for number in found["vector"]]
+        try:
+            found["vector"] = [float(number) for number in found["vector"]]
+        except (TypeError, ValueError) as error:
+            raise InputError("vector: give its numbers, [D]") from error
     return found
 
 
@@ -887,8 +936,11 @@ def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _files(images: Iterable[ImageSource]) -> list[tuple[str, tuple[str, bytes]]]:
-    return [("images", (f"{number}", _bytes(image))) for number, image in enumerate(images)]
+def _files(images: ImageSource | Iterable[ImageSource]) -> list[tuple[str, tuple[str, bytes]]]:
+    files = [("images", (f"{number}", _bytes(image))) for number, image in enumerate(_each(images))]
+    if not files:  # a form without a part has no type
+        raise InputError("no images: give at least one")
+    return files
 
 
 def _bytes(image: ImageSource) -> bytes:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -86,6 +87,61 @@ def test_batch_returns_a_result_per_image(client: Client, shop: Path) -> None:
     assert second.code == "unusable-image"
     assert second.more["reason"] == "not-an-image"
     assert [fault["pointer"] for fault in second.more["errors"]] == ["#/queries/1/image"]
+
+
+def test_one_image_is_a_list_of_it(client: Client, shop: Path) -> None:
+    path = shop / "green" / "3.png"
+    pixels = np.asarray(Image.open(path))
+    asked = ((path, [path]), (str(path), [path]), (path.read_bytes(), [path]), (Image.open(path), [path]))
+    for one, listed in (*asked, (pixels, [pixels])):
+        assert client.embed(one).vectors[0] == pytest.approx(client.embed(listed).vectors[0], abs=1e-6)
+    assert client.search_batch(str(path), k=2) == client.search_batch([path], k=2)
+    assert client.search(like=path, k=2) == client.search(like=[path], k=2)
+    assert client.search(like={"id": 3}, unlike=str(path), k=2) == client.search(
+        like=[{"id": 3}], unlike=[path], k=2
+    )
+    assert client.facets("label") == client.facets(["label"])
+    name = client.gallery().name
+    assert client.search(id=3, galleries=name) == client.search(id=3, galleries=[name])
+    excluded = {hit.id for hit in client.search(id=3, k=24)} - {
+        hit.id for hit in client.search(id=3, k=24, exclude="12")
+    }
+    assert excluded == {12}  # and not 1 and 2
+    for ask in (client.embed, client.search_batch):
+        with pytest.raises(InputError, match="no images: give at least one"):
+            ask([])
+
+
+def test_numbers_of_numpy_are_sent(client: Client, gallery: Gallery) -> None:
+    given: dict[str, Any] = {"k": np.int64(4), "min_score": np.float32(-0.5), "exclude": np.array([1, 2])}
+    hits = client.search(id=np.int64(3), **given)
+    assert hits == client.search(id=3, k=4, min_score=-0.5, exclude=[1, 2])
+    assert len(hits) == 4
+    assert client.search(like=[{"id": np.int32(5)}], k=2) == client.search(like=[{"id": 5}], k=2)
+    job = client.start_job("duplicates", min_score=np.float32(0.9))
+    assert client.wait(job.id, every=0.05)["total"] >= 0
+
+
+def test_what_is_no_json_is_refused_before_it_is_sent(client: Client, gallery: Gallery) -> None:
+    vector = gallery.vector(1)
+    for wrong in (vector * np.nan, [*vector.tolist()[:-1], float("inf")]):
+        with pytest.raises(InputError, match="the request is no JSON"):
+            client.search(vector=wrong)
+    with pytest.raises(
+        InputError, match=r"the request is no JSON \(a PosixPath is neither text nor a number"
+    ):
+        client.start_job("map", limit=Path("x"))
+    with pytest.raises(InputError, match="vector: give its numbers"):
+        client.search(vector=vector[None])
+
+
+def test_addresses_and_tokens_that_cannot_be_are_refused(client: Client) -> None:
+    url: Any
+    for url in ("http://[::1", None):
+        with pytest.raises(InputError, match="not the address of a server"):
+            Client(url)
+    with pytest.raises(InputError, match="token: has a character that is not printable ASCII"):
+        Client("http://127.0.0.1:1", "sécret")
 
 
 def test_vectors_have_the_models_fingerprint(client: Client, gallery: Gallery, shop: Path) -> None:
@@ -174,7 +230,7 @@ def test_credentials_are_sent_and_proxy_errors_are_parsed() -> None:
 
     transport = httpx.MockTransport(proxy)
     with (
-        Client("http://lookalike", token="secret", transport=transport) as client,
+        Client("http://lookalike", token="secret\n", transport=transport) as client,  # of a file
         pytest.raises(ApiError) as busy,
     ):
         client.image(1)
