@@ -97,8 +97,9 @@ def pair_f1(labels: np.ndarray, clusters: np.ndarray) -> float:
 
 def _contingency(labels: np.ndarray, clusters: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the filled cells of the class x cluster table: counts, rows and columns, each [cells]."""
-    if len(labels) != len(clusters) or len(labels) == 0:
-        raise InputError(f"need one cluster number for each label: got {len(labels)} and {len(clusters)}")
+    shapes = np.shape(labels), np.shape(clusters)
+    if shapes[0] != shapes[1] or len(shapes[0]) != 1 or shapes[0][0] == 0:  # a column [N, 1] would pair all
+        raise InputError(f"need labels [N] and a cluster number for each: got {shapes[0]} and {shapes[1]}")
     _, rows = np.unique(labels, return_inverse=True)
     groups, columns = np.unique(clusters, return_inverse=True)
     cells, counts = np.unique(rows * len(groups) + columns, return_counts=True)

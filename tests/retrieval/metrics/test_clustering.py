@@ -69,5 +69,10 @@ def test_invalid_points_are_refused(points: np.ndarray, clusters: int) -> None:
 
 
 def test_each_label_needs_a_cluster() -> None:
-    with pytest.raises(InputError, match="3 and 2"):
-        metrics.nmi(np.zeros(3), np.zeros(2))
+    numbers = np.arange(6) % 3
+    for measure in (metrics.nmi, metrics.pair_f1):
+        with pytest.raises(InputError, match=r"got \(3,\) and \(2,\)"):
+            measure(np.zeros(3), np.zeros(2))
+        for labels, clusters in ((numbers[:, None], numbers), (numbers[:, None], numbers[:, None])):
+            with pytest.raises(InputError, match=r"got \(6, 1\) and"):
+                measure(labels, clusters)
