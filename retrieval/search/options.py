@@ -261,8 +261,10 @@ class SearchOptions:
     )
 
     def __post_init__(self) -> None:
+        given = vars(self)
         for one in search_options():
-            object.__setattr__(self, one.name, one.checked(getattr(self, one.name)))
+            if given[one.name] is not one.default:
+                object.__setattr__(self, one.name, one.checked(given[one.name]))
         if self.k < 1:
             raise InputError(f"k must be at least 1, got {self.k}")
         if self.min_score is not None and not -1 <= self.min_score <= 1:
