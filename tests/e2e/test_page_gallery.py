@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, Route, expect
 
 from retrieval import Gallery
 from retrieval.curation.suspects import find_suspects
@@ -400,15 +400,28 @@ def test_label_is_corrected_in_the_dialog(free: Page, changed: Server) -> None:
 
 
 def test_failed_removal_is_shown_in_the_dialog(free: Page, changed: Server) -> None:
+    """The server's refusal, and the event that tells of the other removal, may come in any order."""
     free.locator("#collection .pictures li button").first.click()
     dialog = free.get_by_role("dialog")
-    button = dialog.locator("button.remove")
+    button, status = dialog.locator("button.remove"), dialog.get_by_role("status")
+    expect(button).to_be_visible()
     number = int(free.url.rpartition("open=")[2])
-    Gallery(folder_of(changed)).remove([number])  # by another process
+    held: list[Route] = []
+    free.route(
+        f"**/items/{number}",
+        lambda route: held.append(route) if route.request.method == "GET" else route.continue_(),
+    )
+    with free.expect_request(f"**/items/{number}"):  # what the event makes the page read; its answer waits
+        Gallery(folder_of(changed)).remove([number])  # by another process
     button.click()
     free.wait_for_timeout(600)
     button.click()
-    expect(dialog.get_by_role("status")).to_contain_text(f"The gallery has no item {number}")
+    expect(status).to_have_text("Somebody else has removed this image.")
+    with free.expect_response(f"**/items/{number}"):
+        for route in held:
+            route.continue_()
+    free.wait_for_timeout(200)
+    expect(status).to_have_text("Somebody else has removed this image.")
     dialog.get_by_role("button", name="Close").click()
 
 

@@ -13,6 +13,7 @@ import {likeness} from './results.js';
 import {showViews} from './views.js';
 
 const CONFIRM = 'Really remove it?';
+const GONE = 'Somebody else has removed this image.';
 const PAUSE = 500;  // milliseconds in which a double click is not a confirmation
 
 /** Start the dialog. */
@@ -66,7 +67,7 @@ class Dialog {
       found = await this.#read(before.id);
     } catch (error) {
       if (this.#item !== before) return;
-      return this.#say(error.code === 'no-such-image' ? 'Somebody else has removed this image.' : error.message);
+      return this.#say(error.code === 'no-such-image' ? GONE : error.message);
     }
     if (this.#item !== before || found.etag === this.#etag) return;
     this.#draw(found);
@@ -212,6 +213,7 @@ class Dialog {
 
   /** Say why a change was refused; if somebody else was first, show the image as it is now. */
   async #refused(error, then) {
+    if (error.code === 'no-such-image') return this.#say(GONE);  // as the event that tells of it says, whichever comes last
     if (error.code !== 'changed') return this.#say(error.message);
     await this.#look();
     this.#say(`Somebody else has changed this image: ${words(this.#item)}. ${then}.`);
