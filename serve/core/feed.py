@@ -21,11 +21,13 @@ class GalleryState:
     """What a gallery holds.
 
     Attributes:
+        uuid: UUID of the gallery; that of a rebuilt one is another, and its ids are of other images.
         generation: Text that differs after every change of the images or their facts.
         images: Number of images.
         indexing: How far the server is in indexing a folder; None if it is not.
     """
 
+    uuid: str
     generation: str
     images: int
     indexing: Stage | None
@@ -85,9 +87,9 @@ class Feed:
 
     def _look(self) -> GalleryState:
         service = self._service
-        images = service.summary().images
-        seen = service.refreshes, images  # those of a database are counted, not followed
+        summary = service.summary()
+        seen = service.refreshes, summary.images  # those of a database are counted, not followed
         before, self._seen = self._seen, seen
         is_same = before == seen and self._state is not None
         generation = self._state.generation if is_same and self._state else service.gallery.state_digest()
-        return GalleryState(generation, images, service.indexing)
+        return GalleryState(summary.uuid, generation, summary.images, service.indexing)

@@ -22,6 +22,6 @@ interface Gallery {
 interface DocumentEventMap {
   'lookalike:search': CustomEvent<{item: number, side?: 'like' | 'unlike', alone?: boolean}>;
   'lookalike:open': CustomEvent<{item: number}>;
-  'lookalike:live': CustomEvent<{generation: string, images: number, indexing: Gallery['indexing'], changed: boolean}>;
+  'lookalike:live': CustomEvent<{uuid: string, generation: string, images: number, indexing: Gallery['indexing'], changed: boolean}>;
   'lookalike:changed': CustomEvent<null>;
 }

@@ -89,6 +89,9 @@ class GalleryAnswer(BaseModel):
 class GalleryEvent(BaseModel):
     """What a gallery holds now."""
 
+    uuid: str = Field(
+        description="UUID of the gallery. That of a rebuilt one is another, and its ids are of other images."
+    )
     generation: str = Field(description="Differs after every change of the images or their facts.")
     images: int
     indexing: Indexing | None = Field(

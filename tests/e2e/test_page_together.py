@@ -173,6 +173,27 @@ def test_list_is_brought_up_to_date_where_it_is(
     expect(news).to_have_text("")
 
 
+def test_page_of_a_rebuilt_gallery_is_loaded_again(
+    opens: Opens, gallery: Gallery, galleries: dict[str, Gallery]
+) -> None:
+    """Its ids are those of other images: none may be removed in their place, or lend them its label."""
+    page = opens("?tab=gallery")
+    selected = page.get_by_test_id("selection").locator("visible=true")
+    page.get_by_role("checkbox", name="Select item 1", exact=True).click()
+    expect(selected).to_contain_text("1 image selected")
+    hears(page)
+    rebuilt = Gallery.create(gallery.folder.with_name("new"), gallery.folder / "model" / "model.onnx")
+    rebuilt.add([item.path for item in galleries["twice"].items([3, 4, 5]).values()])
+    before = gallery.folder.rename(gallery.folder.with_name("gone"))
+    rebuilt.folder.rename(gallery.folder)
+    shutil.rmtree(before)
+    expect(page.get_by_test_id("gallery-status")).to_have_text("3 images")
+    expect(selected).to_have_count(0)
+    keys = [Path(item.path).name for item in Gallery(gallery.folder).items([1, 2, 3]).values()]
+    names = pictures(page).locator("[data-part=open]").evaluate_all("all => all.map(one => one.title)")
+    assert names == keys
+
+
 def test_own_changes_are_no_news(opens: Opens, gallery: Gallery, tmp_path: Path) -> None:
     page = opens("?tab=gallery&view=add")
     hears(page)

@@ -100,6 +100,16 @@ def test_changes_are_told_as_they_happen(port: int, folder: Path) -> None:
         assert again.event() == removed
 
 
+def test_rebuilt_gallery_has_another_uuid(port: int, folder: Path) -> None:
+    url = f"http://127.0.0.1:{port}/v1/gallery"
+    with closing(Stream(port)) as stream:
+        assert stream.event()["uuid"] == httpx.get(url).json()["uuid"]
+        rebuilt = Gallery.create(folder.with_name("new"), folder / "model" / "model.onnx")
+        folder.rename(folder.with_name("gone"))
+        rebuilt.folder.rename(folder)
+        assert stream.event()["uuid"] == rebuilt.manifest.uuid
+
+
 def test_open_stream_is_kept_open_by_comments(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "_SECONDS", 0.05)
     monkeypatch.setattr(feed, "_BEAT_SECONDS", 0.2)

@@ -10,13 +10,15 @@ const AGAIN = 10_000;  // milliseconds until a stream that was refused is asked 
  * not before a folder is indexed, since what is listed would change every second.
  */
 export function followGallery(api) {
-  let source = null, due = 0, images = GALLERY?.images ?? null, generation = null, unsaid = false;
+  let source = null, due = 0, uuid = null, images = GALLERY?.images ?? null, generation = null, unsaid = false;
   const close = () => {
     clearTimeout(due);
     source?.close();
     source = null;
   };
   const take = state => {
+    uuid ??= state.uuid;
+    if (uuid !== state.uuid) return location.reload();  // rebuilt: what is shown, selected or open has the ids of other images by now
     unsaid ||= images !== null && images !== state.images || generation !== null && generation !== state.generation;
     ({images, generation} = state);
     const changed = unsaid && !state.indexing;
