@@ -21,7 +21,7 @@ from typing import IO, Any, Literal
 
 from retrieval.errors import InputError, LookalikeError
 from retrieval.files import atomic_write, file_lock, now
-from retrieval.storage.records import StoredItem
+from retrieval.storage.records import UPLOADS, StoredItem
 from retrieval.system import fsync_folder
 
 FILE = "decisions.jsonl"
@@ -58,6 +58,11 @@ class Decision:
     old: str | None
     new: str | None
     undone: bool = False
+
+    @property
+    def has_source(self) -> bool:
+        """Whether the image has a file in a folder that can be indexed again; an upload has none."""
+        return bool(self.path) and self.root != UPLOADS
 
 
 # How a line may be damaged, and the types of what a decision says.

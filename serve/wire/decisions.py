@@ -21,6 +21,10 @@ class Decision(BaseModel):
     old: str | None = Field(description="Label before.")
     new: str | None = Field(description="Label after.")
     undone: bool
+    has_source: bool = Field(
+        description="Whether the image has a file in a folder that can be indexed again. One that was "
+        "uploaded, or has no file, does not come back after it was removed."
+    )
 
 
 class UndoRequest(BaseModel):

@@ -18,6 +18,7 @@ from playwright.sync_api import Browser, BrowserContext, Locator, Page, Route, e
 from retrieval import Gallery
 from retrieval.curation.suspects import find_suspects
 from retrieval.storage.decisions import DecisionLog
+from serve.client import Added, Client
 from tests.e2e.page_driver import below, list_suspects, search_with, visiting, watched
 from tests.e2e.page_gallery import ODD, colourful
 from tests.retrieval.filling import item_ids
@@ -369,6 +370,27 @@ def test_removal_needs_a_second_click(free: Page, changed: Server) -> None:
     expect(dialog).to_have_count(0)
     expect(free.locator(f"#collection .pictures [data-item='{number}']")).to_have_count(0)
     assert number not in Gallery(folder_of(changed)).items([number])
+
+
+def test_undone_removal_says_how_the_image_comes_back(free: Page, changed: Server, tmp_path: Path) -> None:
+    """That of an upload, whose file is gone, is not offered."""
+    before = len(Gallery(folder_of(changed)))
+    colourful(920).save(tmp_path / "sent.png")
+    with Client(changed.url) as client:
+        (added,) = client.add([tmp_path / "sent.png"])
+        assert isinstance(added, Added)
+        client.remove(added.id)
+        client.remove(1)
+    on_its_tab(free, "Decisions")
+    rows, status = free.locator("#collection tbody tr"), free.get_by_test_id("decisions-status")
+    expect(rows.nth(1)).to_contain_text("removed for good")
+    expect(rows.nth(1).get_by_role("button", name="Undo")).to_be_hidden()
+    rows.nth(0).get_by_role("button", name="Undo").click()
+    expect(status).to_have_text(re.compile("^Undone. The image comes back when its folder is indexed again"))
+    gallery = Gallery(folder_of(changed))
+    assert len(gallery) == before - 1
+    gallery.add([Path(decision.root) / decision.path for decision in DecisionLog(gallery.folder).read()[-1:]])
+    assert len(gallery) == before
 
 
 def test_removed_item_leaves_the_results(free: Page, changed: Server) -> None:

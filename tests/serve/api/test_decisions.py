@@ -11,7 +11,7 @@ import pytest
 from retrieval import Gallery
 from retrieval.storage.decisions import DecisionLog
 from serve.app import create_app
-from serve.client import ApiError, Client
+from serve.client import Added, ApiError, Client
 from serve.core.service import SearchService
 from tests.serve.asgi_server import answering
 
@@ -45,6 +45,18 @@ def test_changes_are_logged_and_undone(client: Client, folder: Path) -> None:
     client.undo_decision(found[-1].n)
     assert client.decisions()[-1].undone
     assert [one.key for one in DecisionLog(folder).in_effect()] == [keys[2], keys[3], keys[4]]
+
+
+def test_uploads_are_told_from_files_of_a_folder(client: Client, folder: Path) -> None:
+    """The file of an upload is deleted with it, so that no run brings it back; that of a folder stays."""
+    source = Path(Gallery(folder).item(5).path)
+    (added,) = client.add([source.read_bytes() + b"\0"])
+    assert isinstance(added, Added)
+    stored = Path(Gallery(folder).item(added.id).path)
+    client.remove(added.id)
+    client.remove(5)
+    assert [one.has_source for one in client.decisions(limit=2)] == [True, False]
+    assert (source.exists(), stored.exists()) == (True, False)
 
 
 def test_refusals(client: Client, http: httpx.Client) -> None:

@@ -6,6 +6,7 @@ import {clone, part, plural, show} from './dom.js';
 import {News} from './news.js';
 
 const AT_ONCE = 50, MOST = 1000;
+const RETURNS = 'Undone. The image comes back when its folder is indexed again, for example by lookalike index sync.';
 
 export class DecisionList {
   #root; #api; #changes; #news; #before = null;
@@ -17,7 +18,7 @@ export class DecisionList {
     this.#news = new News(part(root, 'news'), () => this.#load(true));
     document.addEventListener('lookalike:live', ({detail}) => { if (detail.changed && address.state.tab === 'gallery' && address.state.view === 'decisions') this.#look(); });
     part(root, 'more').addEventListener('click', () => this.#load(false));
-    part(root, 'rows').addEventListener('click', event => this.#undo(event.target.closest('[data-n]')?.dataset.n));
+    part(root, 'rows').addEventListener('click', event => this.#undo(event.target.closest('[data-n]')));
   }
 
   /** Show the newest decisions. */
@@ -52,30 +53,32 @@ export class DecisionList {
     this.#news.tell(newer ? plural(newer, 'newer decision') : '');
   }
 
-  #mark(row, {undone}) {
+  #mark(row, {action, undone, has_source}) {
     if (!row) return;
-    show(part(row, 'undo'), this.#changes && !undone);
+    show(part(row, 'undo'), this.#changes && !undone && (action !== 'remove' || has_source));  // an upload has gone with its file
     show(part(row, 'undone'), undone);
   }
 
-  #row({n, time, action, key, old, new: now, undone}) {
+  #row(decision) {
+    const {n, time, action, key, old, new: now, has_source} = decision;
     const row = clone('decision');
-    const words = {label: `${old ?? 'no label'} → ${now ?? 'no label'}`, remove: 'removed', keep: 'right as it is'}[action];
+    const words = {label: `${old ?? 'no label'} → ${now ?? 'no label'}`, remove: has_source ? 'removed' : 'removed for good', keep: 'right as it is'}[action];
     part(row, 'time').textContent = time.slice(0, 16).replace('T', ' ');
     part(row, 'key').textContent = key;
     part(row, 'action').textContent = words;
-    part(row, 'undo').dataset.n = n;
-    this.#mark(row, {undone});
+    Object.assign(part(row, 'undo').dataset, {n, action});
+    this.#mark(row, decision);
     return row;
   }
 
-  async #undo(n) {
-    if (!n) return;
+  async #undo(button) {
+    if (!button) return;
+    const {n, action} = button.dataset;
     try {
       const [first] = (await undoDecisions(this.#api, [Number(n)])).values();
       announce();
       await this.#load(true);
-      if (first) this.#say(first);
+      if (first || action === 'remove') this.#say(first ?? RETURNS);
     } catch (error) {
       await this.#load(true);
       this.#say(error.message);
