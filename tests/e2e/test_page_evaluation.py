@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, Route, expect
 
 from retrieval import Gallery
 from retrieval.evaluation.report import Report, kept_reports
@@ -60,8 +60,14 @@ def test_evaluation_by_keyboard_is_shared_by_all_visitors(
         page = on_its_tab(phone.new_page(), server)
         expect(page.locator("#report")).to_contain_text("no evaluation yet")
         expect(page.get_by_label("Report")).to_be_hidden()
-        page.get_by_role("button", name="Evaluate this gallery").press("Enter")
+        held: list[Route] = []
+        page.route("**/parts/report?*", lambda route: held.append(route))
+        with page.expect_request("**/parts/report?*"):
+            page.get_by_role("button", name="Evaluate this gallery").press("Enter")
         expect(page.locator("#measure")).to_contain_text("in its current state")
+        expect(page.locator("#report")).not_to_contain_text("no evaluation yet")  # while it is read
+        for route in held:
+            route.continue_()
         expect(page.get_by_role("button", name="Evaluate this gallery")).to_have_count(0)
         assert page.evaluate("document.activeElement.closest('#measure') !== null"), "the focus is not lost"
         (folder,) = kept_reports(gallery.folder)

@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from retrieval import Gallery
 from retrieval.curation.suspects import find_suspects
+from retrieval.reports.folder import evaluate_and_keep
 from serve.client import Added, Client
 from tests.e2e.accessibility import cut_off, violations
 from tests.e2e.page_driver import list_suspects, watched
@@ -236,6 +237,20 @@ def test_number_of_images_is_counted_as_it_changes(opens: Opens, client: Client,
     hears(page)
     client.remove(1)
     expect(page.get_by_test_id("status")).to_have_text(f"{len(gallery) - 1} images in the gallery.")
+
+
+def test_evaluation_of_what_others_changed_is_offered_again(
+    opens: Opens, client: Client, gallery: Gallery
+) -> None:
+    evaluate_and_keep(gallery)
+    page = opens("?tab=evaluation")
+    offer = page.get_by_role("button", name="Evaluate this gallery")
+    expect(page.locator("#measure")).to_contain_text("has been evaluated in its current state")
+    expect(offer).to_be_hidden()
+    hears(page)
+    client.update(1, label="theirs")
+    expect(offer).to_be_visible()
+    expect(page.locator("#measure")).not_to_contain_text("in its current state")
 
 
 def test_suspects_of_somebody_else_are_left_alone(opens: Opens, client: Client, gallery: Gallery) -> None:

@@ -41,6 +41,11 @@ class Evaluation {
     });
     part(root, 'report').addEventListener('click', event => searchWith(event.target.closest('[data-search]')));
     document.addEventListener('lookalike:changed', () => { this.#kept = null; this.follow(); });
+    document.addEventListener('lookalike:live', ({detail}) => {
+      if (!detail.changed || part(part(root, 'measure'), 'status').textContent !== DONE) return;
+      this.#kept = null;  // that may be wrong by now
+      this.follow();
+    });
   }
 
   /** Show the report, the class and the figure of the address. */
@@ -117,6 +122,7 @@ class Evaluation {
     this.#shown = asked;
     if (!report) { box.textContent = NONE; return; }
     box.ariaBusy = 'true';
+    if (box.textContent === NONE) box.textContent = '';
     try {
       const drawn = await this.#parts.get(`/report?${new URLSearchParams({report, against})}`, {type: 'text'});
       if (asked === this.#shown) box.innerHTML = drawn;
