@@ -158,6 +158,15 @@ def test_pictures_are_added_to_the_query(page: Page, shop: Path) -> None:
     expect(page.get_by_role("list", name="Query images").get_by_role("listitem")).to_have_count(3)
 
 
+def test_unusable_one_of_several_pictures_is_named(page: Page, shop: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.png").write_text("not an image")
+    upload(page, shop / "green" / "5.png", tmp_path / "notes.png")
+    status = page.locator("#status.trouble")
+    expect(status).to_contain_text("notes.png: This picture cannot be used: it is not")
+    expect(status).to_contain_text("Nothing was searched for.")
+    expect(page.get_by_test_id("hit")).to_have_count(0)
+
+
 def test_hits_are_sorted_by_a_column(page: Page, server: Server, gallery: Gallery) -> None:
     search_with(page, server, "?like=5")
     hits = gallery.search_id(5, 23)

@@ -228,12 +228,20 @@ export class SearchTab {
   async take(files) {
     const taken = ++this.#taken;
     this.#say('Reading the picture …');
-    const kept = await Promise.all(files.map(file => pictures.keep(file, this.#api, share => this.#sending(share)))).catch(error => error);
+    const kept = await Promise.all(files.map(file => this.#keep(file, files.length > 1))).catch(error => error);
     if (taken !== this.#taken) return;  // others were given meanwhile
     if (kept instanceof Error) return this.#say(kept.message, true);
     const adding = part(this.#root, 'adding').checked && address.state.like.length > 0;
     const refused = this.#add('like', kept.map(picture => ({picture: picture.id, region: null})), !adding);
     if (!refused && !this.#busy) this.#say(this.#told);  // they are the query already
+  }
+
+  /** Keep a file; `named` says whether an error has its name: that of one of many. */
+  #keep(file, named) {
+    return pictures.keep(file, this.#api, share => this.#sending(share)).catch(error => {
+      if (named) error.message = `${file.name}: ${error.message} Nothing was searched for.`;
+      throw error;
+    });
   }
 
   #act(act, hit) {
