@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, BrowserContext, Locator, Page, Route, expect
+from playwright.sync_api import Browser, BrowserContext, Dialog, Locator, Page, Route, expect
 
 from retrieval import Gallery
 from retrieval.curation.suspects import find_suspects
@@ -325,6 +325,33 @@ def test_added_images_are_told_apart(free: Page, changed: Server, tmp_path: Path
     gallery = Gallery(folder_of(changed))
     assert len(gallery) == before + 1
     assert gallery.item(item_ids(gallery)[-1]).label == "fresh"
+
+
+def test_leaving_while_images_are_added_is_asked_about(free: Page, changed: Server, tmp_path: Path) -> None:
+    files = [tmp_path / f"{seed}.png" for seed in (930, 931)]
+    for seed, file in zip((930, 931), files, strict=True):
+        colourful(seed).save(file)
+    before = len(Gallery(folder_of(changed)))
+    held: list[Route] = []
+    asked: list[str] = []
+    free.route("**/items", lambda route: route.continue_() if asked else held.append(route))
+    on_its_tab(free, "Add images")
+    form = free.locator("#collection .adding-images")
+    form.get_by_label("Images", exact=True).set_input_files(files)
+    form.get_by_role("button", name="Add").click()
+
+    def stay(dialog: Dialog) -> None:
+        asked.append(dialog.type)
+        dialog.dismiss()
+
+    free.on("dialog", stay)
+    with free.expect_event("dialog"):
+        free.close(run_before_unload=True)
+    for route in held:
+        route.continue_()
+    expect(free.get_by_test_id("add-status")).to_have_text("2 images added.")
+    assert asked == ["beforeunload"]
+    assert len(Gallery(folder_of(changed))) == before + 2
 
 
 def test_near_duplicates_are_left_out_and_shown(free: Page, changed: Server, tmp_path: Path) -> None:

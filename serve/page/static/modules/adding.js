@@ -6,12 +6,13 @@ import {connection} from './connection.js';
 import {clone, part, plural, show} from './dom.js';
 
 export class Adding {
-  #root; #api;
+  #root; #api; #busy = false;
 
   constructor(root, api) {
     this.#root = root;
     this.#api = api;
     root.addEventListener('submit', event => { event.preventDefault(); this.#add(); });
+    addEventListener('beforeunload', event => { if (this.#busy) event.preventDefault(); });  // the files still to come would be lost
     part(root, 'outcomes').addEventListener('click', event => {
       const known = event.target.closest('[data-item]');
       if (known) address.update({open: Number(known.dataset.item)});
@@ -25,7 +26,7 @@ export class Adding {
     if (!files.length) return this.#say('Choose images first.');
     const button = part(this.#root, 'go'), bar = part(this.#root, 'progress');
     part(this.#root, 'outcomes').replaceChildren();
-    button.disabled = true;
+    button.disabled = this.#busy = true;
     show(bar, true);
     let added = 0;
     for (const [index, file] of files.entries()) {
@@ -35,7 +36,7 @@ export class Adding {
       if (trouble || !text.startsWith('added')) this.#note(file.name, text, trouble, known);
     }
     show(bar, false);
-    button.disabled = false;
+    button.disabled = this.#busy = false;
     part(this.#root, 'files').value = '';
     this.#say(`${plural(added, 'image')} added.`);
     if (added) announce();
