@@ -23,5 +23,5 @@ interface DocumentEventMap {
   'lookalike:search': CustomEvent<{item: number, side?: 'like' | 'unlike', alone?: boolean}>;
   'lookalike:open': CustomEvent<{item: number}>;
   'lookalike:live': CustomEvent<{uuid: string, generation: string, images: number, indexing: Gallery['indexing'], changed: boolean}>;
-  'lookalike:changed': CustomEvent<null>;
+  'lookalike:changed': CustomEvent<{removed: number[]}>;
 }

@@ -354,6 +354,24 @@ def test_leaving_while_images_are_added_is_asked_about(free: Page, changed: Serv
     assert len(Gallery(folder_of(changed))) == before + 2
 
 
+def test_cancelled_work_leaves_the_focus_at_what_it_says(free: Page) -> None:
+    def lasting(route: Route) -> None:
+        """Let a job that is done look as if it were not."""
+        if route.request.method == "GET":
+            answer = route.fetch()
+            route.fulfill(response=answer, json={**answer.json(), "state": "running"})
+        else:
+            route.continue_()
+
+    free.route("**/jobs/*", lasting)
+    on_its_tab(free, "Near-duplicates")
+    free.get_by_role("button", name="Find near-duplicates").press("Enter")
+    free.locator("#collection").get_by_role("button", name="Cancel").press("Enter")
+    status = free.get_by_test_id("duplicates-status")
+    expect(status).to_have_text("Cancelled.")
+    expect(status).to_be_focused()
+
+
 def test_near_duplicates_are_left_out_and_shown(free: Page, changed: Server, tmp_path: Path) -> None:
     """The picture that is there stands beside the sentence, and opens its dialog."""
     first, like = tmp_path / "first.png", tmp_path / "like.jpg"
@@ -397,6 +415,42 @@ def test_removal_needs_a_second_click(free: Page, changed: Server) -> None:
     expect(dialog).to_have_count(0)
     expect(free.locator(f"#collection .pictures [data-item='{number}']")).to_have_count(0)
     assert number not in Gallery(folder_of(changed)).items([number])
+
+
+def test_focus_and_selection_follow_a_removal(free: Page, changed: Server) -> None:
+    """The keyboard goes on where it was, at the image in its place; what is gone is not selected."""
+    ids = shown(free)
+    card = free.locator(f"#collection .pictures [data-item='{ids[2]}']").get_by_role("button")
+    for item in ids[1:3]:
+        select(free, item)
+    bar = free.get_by_test_id("selection").locator("visible=true")
+    expect(bar).to_contain_text("2 images selected")
+    card.press("Enter")
+    button = free.get_by_role("dialog").locator("button.remove")
+    button.press("Enter")
+    free.wait_for_timeout(600)
+    button.press("Enter")
+    expect(cards(free).nth(2)).to_have_attribute("data-item", str(ids[3]))
+    expect(cards(free).nth(2).get_by_role("button")).to_be_focused()
+    expect(bar).to_contain_text("1 image selected")
+    assert ids[2] not in Gallery(folder_of(changed)).items(ids)
+
+
+def test_focus_returns_to_an_image_with_a_new_label(free: Page, changed: Server) -> None:
+    for number, view in enumerate(("the gallery", "a search")):
+        if view == "a search":
+            search_with(free, changed, "?like=9")
+        card = (cards(free) if view == "the gallery" else free.get_by_test_id("hit")).nth(1)
+        item = str(card.get_attribute("data-item"))
+        card.locator("[data-part=open]").press("Enter")
+        dialog = free.get_by_role("dialog")
+        dialog.get_by_label("Label").fill(f"new {number}")
+        dialog.get_by_label("Label").press("Enter")
+        expect(dialog.get_by_role("status")).to_have_text("Saved.")
+        expect(card).to_contain_text(f"new {number}")
+        free.keyboard.press("Escape")
+        expect(card.locator("[data-part=open]")).to_be_focused()
+        expect(card).to_have_attribute("data-item", item)
 
 
 def test_undone_removal_says_how_the_image_comes_back(free: Page, changed: Server, tmp_path: Path) -> None:

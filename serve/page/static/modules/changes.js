@@ -84,5 +84,8 @@ export async function removeItems(api, ids, progress = () => {}) {
   }
 }
 
-/** Tell all parts of the page that this visitor has changed the gallery. */
-export const announce = () => document.dispatchEvent(new CustomEvent('lookalike:changed'));
+/**
+ * Tell all parts of the page that this visitor has changed the gallery.
+ * @param {number[]} [removed] The items that are gone.
+ */
+export const announce = (removed = []) => document.dispatchEvent(new CustomEvent('lookalike:changed', {detail: {removed}}));

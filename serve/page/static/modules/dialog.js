@@ -30,7 +30,10 @@ class Dialog {
     this.#heatmap = gallery.embeds ? new Heatmap(box, api) : null;
     show(part(box, 'edit'), gallery.changes);
     show(part(box, 'remove'), gallery.changes);
-    box.addEventListener('close', () => { if (address.state.open !== null) address.close(); });
+    box.addEventListener('close', () => {
+      if (document.activeElement === document.body || box.contains(document.activeElement)) this.#card()?.focus();  // its card was drawn again meanwhile
+      if (address.state.open !== null) address.close();
+    });
     box.addEventListener('click', event => this.#press(event));
     box.addEventListener('keydown', event => this.#key(event));
     part(box, 'edit').addEventListener('submit', event => { event.preventDefault(); this.#describe(); });
@@ -113,6 +116,9 @@ class Dialog {
     const grid = gridIn(shownPanel()), place = grid?.placeOf(this.#item.id), item = place && grid.items[place - 1];
     return item?.score === undefined ? null : {place, item};
   }
+
+  /** @returns {?HTMLElement} What opens the image in the list behind the dialog. */
+  #card() { return this.#item && shownPanel()?.querySelector(`[data-item="${this.#item.id}"] [data-part=open]`); }
 
   /** Return the ids of the images that are listed behind the dialog. */
   #listed() {
@@ -205,7 +211,7 @@ class Dialog {
     try {
       await this.#api.send('DELETE', `/items/${this.#item.id}`, undefined, {match: this.#etag});
       this.#box.close();
-      announce();
+      announce([this.#item.id]);
     } catch (error) {
       await this.#refused(error, 'It was not removed. Remove it again if you still want to');
     }

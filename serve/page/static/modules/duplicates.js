@@ -143,7 +143,7 @@ export class Duplicates {
       this.#draw();
       const missed = chosen.length - groups.length;
       this.#work.say(`${plural(ids.length, 'image')} removed. ${plural(this.#groups.length, 'group')} left.${missed ? ` Somebody else has changed ${plural(missed, 'group')} in the meantime.` : ''}`);
-      announce();
+      announce(ids);
     } catch (error) {
       this.#work.say(error.message);
     }

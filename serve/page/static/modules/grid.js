@@ -95,12 +95,15 @@ export class Grid {
    * @param {boolean} [similar] Whether most are the same, so that what is at the top of the window stays there.
    */
   replace(items, similar = false) {
+    const focused = similar ? this.#entries.find(one => one.element?.contains(document.activeElement)) : null;
     const before = similar ? this.#anchor : null, at = before ? items.findIndex(item => item.id === this.#entries[before.entry].item?.id) : -1;
     this.#list.replaceChildren();
     this.#rows.clear();
     [this.#entries, this.#from, this.#to, this.#kept, this.#plain] = [[], 0, 0, -1, 0];
     this.#anchor = before && items.length ? {...before, entry: at < 0 ? Math.min(before.entry, items.length - 1) : at} : null;
     this.append(items);
+    const next = focused && (this.#entries.find(one => one.item?.id === focused.item?.id) ?? this.#entries.findLast(one => one.place <= focused.place && one.item));
+    if (next?.element) part(next.element, 'open').focus({preventScroll: true});
   }
 
   /**

@@ -50,13 +50,14 @@ export class Results {
    * @param {object} [options]
    * @param {boolean} [options.grows] Whether `hits` begin with those that are shown.
    * @param {boolean} [options.complete] Whether there are no further hits.
+   * @param {boolean} [options.again] Whether they are those of the query that is shown, of a gallery that has changed.
    */
-  draw(hits, labels, {grows = false, complete = true} = {}) {
+  draw(hits, labels, {grows = false, complete = true, again = false} = {}) {
     const kept = grows ? this.#hits.length : 0;
     this.#hits = hits;
     this.#labels = labels;
     this.#grid.size = complete ? hits.length : -1;
-    if (kept) this.#grid.append(withBands(hits, kept)); else this.#grid.replace(withBands(hits, 0));
+    if (kept) this.#grid.append(withBands(hits, kept)); else this.#grid.replace(withBands(hits, 0), again);
     show(this.#end, !complete);
     this.dim(false);
   }

@@ -87,11 +87,12 @@ export class SearchTab {
         this.#results.draw([], new Set());
         return this.#say(this.#start.hint());
       }
+      const again = question(this.#answered) === asked;
       this.#complete = answer.complete;
       this.#answered = state;
       this.#filters.calibrated([...answer.hits, ...answer.best ? [answer.best] : []]);
       const [labels] = await Promise.all([this.#labels(), this.#countMatching()]);
-      this.#results.draw(answer.hits, labels, {grows, complete: answer.complete});
+      this.#results.draw(answer.hits, labels, {grows, complete: answer.complete, again});
       document.dispatchEvent(new CustomEvent('lookalike:results'));
       this.#filters.fault(null);
       if (!grows) this.#news.tell('');

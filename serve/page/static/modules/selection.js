@@ -3,6 +3,11 @@
 export class Selection extends EventTarget {
   #ids = new Set();
 
+  constructor() {
+    super();
+    document.addEventListener('lookalike:changed', ({detail: {removed}}) => { if (removed.some(id => this.has(id))) this.remove(removed); });
+  }
+
   get ids() { return [...this.#ids]; }
 
   get size() { return this.#ids.size; }

@@ -50,6 +50,7 @@ export class Work {
   async #cancel() {
     const job = this.#running;
     this.#running = null;
+    Object.assign(part(this.#root, 'status'), {tabIndex: -1}).focus();  // the button that had it is hidden now
     show(part(this.#root, 'job'), false);
     if (job) await this.#jobs.cancel(job).catch(() => {});
     this.say('Cancelled.');
