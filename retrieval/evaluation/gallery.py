@@ -251,7 +251,7 @@ def _learned(gallery: SearchableGallery, contents: Sequence[str], labels: Sequen
 def learned_images(gallery: SearchableGallery, labels: Mapping[int, str]) -> set[int]:
     """Return which items the network may have learned the labels of; see `TrainingImages.learned`.
 
-    None if its model file is missing or does not tell them.
+    There are none if its model file is missing or does not tell them.
 
     Args:
         gallery: The gallery.
@@ -359,6 +359,6 @@ def _notes(
         notes.append(f"The queries are a random sample of the {labelled:,} labelled images.")
     if labelled < len(found.labels):
         without = len(found.labels) - labelled
-        notes.append(f"{without:,} images without a label were searched too; as results they count as wrong.")
+        notes.append(f"Searched without a label: {pluralize(without, 'image')}; as a result, each counts as wrong.")
     effort = effort_note(queries, classes)
     return tuple([*notes, effort] if effort else notes)
