@@ -96,6 +96,15 @@ class DataSet:
     pairs: LabelledPairs | None = None
 
 
+def check_test_split(dataset: DataSet) -> None:
+    """Raise an `InputError` if training sees all that variants would be measured on."""
+    if dataset.test == dataset.train:
+        raise InputError(
+            f"data {dataset.name}: no test split, so training would see all that is measured; divide it into "
+            "folders train and test with other classes, or name the split in the CSV"
+        )
+
+
 def class_numbers(images: Sequence[LabelledImage]) -> np.ndarray:
     """Return labels as numbers 0..C-1 in the order of the sorted names, int64 [N]."""
     return np.unique([image.label for image in images], return_inverse=True)[1].astype(np.int64)

@@ -22,6 +22,7 @@ from retrieval.machine.devices import Device
 from train import data, settings
 from train.config import FITTED_INITS, Config
 from train.data import DataSet
+from train.data.dataset import check_test_split
 from train.data.label_noise import noise_note
 from train.experiments.curves import learning_curves
 from train.experiments.evaluation import evaluate_opened
@@ -308,6 +309,8 @@ def _check(trials: Sequence[SweepTrial], waiting: Sequence[SweepTrial], dataset:
                 raise InputError(f"{trial.folder}: trained with {what}; choose another name or another --out")
     if any(trial.config.linear_probe for trial in waiting):
         check_closed_set(dataset)
+    if waiting:
+        check_test_split(dataset)
     classes = len({image.label for image in dataset.train})
     networks = set()
     for trial in {trial.variant: trial for trial in waiting}.values():

@@ -13,6 +13,7 @@ from retrieval.machine.devices import Device
 from train import data, settings
 from train.config import Config
 from train.data import DataSet
+from train.data.dataset import check_test_split
 from train.data.splits import hold_out
 from train.experiments.cross_validation import run_cross_validation
 from train.experiments.linear_probe import check_closed_set
@@ -109,9 +110,7 @@ def _run_final(
 
 def _training_images_only(dataset: DataSet, plan: TuningPlan) -> DataSet:
     """Return the data set without test images, so that no trial can load one."""
-    if dataset.test == dataset.train:
-        hint = "divide it into folders train and test, or name the split in the CSV"
-        raise InputError(f"data {dataset.name}: no test split, so nothing to measure the choice on; {hint}")
+    check_test_split(dataset)
     training = replace(dataset, test=[], gallery=None)
     _, held_out = hold_out(training.train, plan.split, plan.seed)
     if not held_out:

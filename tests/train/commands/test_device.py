@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.conftest import lookalike_here
+from tests.conftest import draw_classes, lookalike_here
 from train.loop.run_folder import Run
 
 SMALL = ("epochs=0", "preprocess.size=24", "model.embedding_dim=8", "split.validation=0", "device=cuda:99")
@@ -30,7 +30,10 @@ def test_train_and_resume_take_the_device_of_the_option(tmp_path: Path, shop: Pa
 
 
 def test_runs_of_a_sweep_take_the_device_of_the_option(tmp_path: Path, shop: Path) -> None:
-    given = [*words("sweep", shop, tmp_path), "--variant", "plain", "--seeds", "0,", "--no-baselines"]
+    divided = tmp_path / "divided"
+    for split in ("train", "test"):
+        draw_classes(divided / split, 3, 4, first=10 * len(split))
+    given = [*words("sweep", divided, tmp_path), "--variant", "plain", "--seeds", "0,", "--no-baselines"]
     run = tmp_path / "plain" / "seed-0"
     lookalike_here(*given, code=1)
     assert "cuda:99" in (run / "failure.txt").read_text()

@@ -48,8 +48,11 @@ SEEDS = (0, 1)
 
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Six classes of six images; two classes share each hue."""
-    return f"folder:{draw_classes(tmp_path_factory.mktemp('twins'), 6, 6)}"
+    """Six classes of six images to train on, and of six others to test on; two classes share each hue."""
+    folder = tmp_path_factory.mktemp("twins")
+    for split, first in (("train", 0), ("test", 50)):
+        draw_classes(folder / split, 6, 6, first=first)
+    return f"folder:{folder}"
 
 
 def sweep(
@@ -80,7 +83,7 @@ def state(folder: Path) -> dict[str, bytes]:
 
 def recall_at_1(run: Run, which: str, data: str) -> float:
     """Compute Recall@1 image by image; among ties a wrong class ranks first."""
-    files = sorted(Path(data.partition(":")[2]).glob("*/*.png"))
+    files = sorted(Path(data.partition(":")[2]).glob("test/*/*.png"))
     embed = pixel_embedder(run.trained(which) if which != "before" else run.untrained())
     pixels = [run.config.preprocess(Image.open(file).convert("RGB")) for file in files]
     vectors = np.concatenate([embed(np.stack([image])) for image in pixels])
@@ -361,14 +364,16 @@ def test_concurrent_sweep_in_one_folder_is_refused(finished: Path) -> None:
             sweep(finished, None, variants=(), seeds=None)
 
 
-def test_linear_probe_is_compared_like_recall(twins: str, tmp_path: Path) -> None:
-    folder = Path(twins.partition(":")[2])
-    for split, first in (("train", 0), ("test", 50)):
-        draw_classes(tmp_path / "closed" / split, 6, 6, first=first)
-    closed = f"folder:{tmp_path / 'closed'}"
+def test_images_that_training_sees_are_not_measured(shop: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no test split, so training would see all that is measured"):
+        sweep(tmp_path / "out", f"folder:{shop}", ["plain"], (0,))
+    assert not (tmp_path / "out").exists()
+
+
+def test_linear_probe_is_compared_like_recall(twins: str, shop: Path, tmp_path: Path) -> None:
     overrides = [*SMALL, "split.by=images", "epochs=1", "linear_probe=clean"]
     variants = ("plain", "noisy:noise.rate=0.5; linear_probe=noisy")
-    found = sweep(tmp_path / "out", closed, variants, overrides=overrides)
+    found = sweep(tmp_path / "out", twins, variants, overrides=overrides)
     runs = {(run.variant, run.seed): run.scores for run in found.outcomes}
     for seed in SEEDS:
         before = [runs[name, seed]["before"].values for name in ("plain", "noisy")]
@@ -386,7 +391,7 @@ def test_linear_probe_is_compared_like_recall(twins: str, tmp_path: Path) -> Non
     assert page.splitlines()[2].endswith("| probe | s/step | memory |")
     assert "\n| Linear probe | noisy | 2 | " in page
     with pytest.raises(InputError, match="a linear probe needs training images apart from the test images"):
-        sweep(tmp_path / "open", f"folder:{folder}", ("plain",), overrides=overrides)
+        sweep(tmp_path / "open", f"folder:{shop}", ("plain",), overrides=overrides)
 
 
 def test_published_values_are_noted_as_printed(twins: str, tmp_path: Path) -> None:
