@@ -233,13 +233,13 @@ def _learned(gallery: SearchableGallery, contents: Sequence[str], labels: Sequen
     """Return what the model has learned of images: see `TrainingImages.remark`.
 
     A pretrained backbone has not been trained on them. The parts of a picture have contents of their own,
-    and what a layer learned from is not kept: then it is unknown. `None` if there is no readable model.
+    and which labels a layer learned is not kept: then it is unknown. `None` if there is no readable model.
     """
     try:
         model = gallery.embedder
     except LookalikeError:
         return None
-    if model.provenance.get("layers"):
+    if layers_of_labels(model):
         return UNKNOWN
     if "source" in model.provenance:
         return ""
@@ -359,6 +359,8 @@ def _notes(
         notes.append(f"The queries are a random sample of the {labelled:,} labelled images.")
     if labelled < len(found.labels):
         without = len(found.labels) - labelled
-        notes.append(f"Searched without a label: {pluralize(without, 'image')}; as a result, each counts as wrong.")
+        notes.append(
+            f"Searched without a label: {pluralize(without, 'image')}; as a result, each counts as wrong."
+        )
     effort = effort_note(queries, classes)
     return tuple([*notes, effort] if effort else notes)

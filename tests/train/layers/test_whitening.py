@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import pytest
 
 from retrieval import Embedder, Gallery, InputError
 from retrieval.cli import main
+from retrieval.evaluation.gallery import evaluate_gallery
 from retrieval.storage.records import FileStamp, NewItem
 from tests.conftest import draw
-from tests.retrieval.filling import small_gallery
+from tests.retrieval.filling import small_gallery, trained_on
 from train.layers.copies import augment, embed_copies
 from train.layers.whitening import NO_CLASS, candidates, gain_by_copies, gain_by_labels
 
@@ -132,6 +134,22 @@ def test_command(gallery: Gallery, tmp_path: Path, capsys: pytest.CaptureFixture
     assert (code, refused["adapted"]) == (1, False)
     run(capsys, folder, "--undo")
     np.testing.assert_array_equal(Gallery.open(folder).vector(1), before)
+
+
+def test_a_whitened_model_has_learned_no_more_than_its_network(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The images of a layer are unknown, but a whitening has learned no label."""
+    vectors, classes = with_nuisance(50, 4)
+    gallery = small_gallery(tmp_path / "g", trained_on([hashlib.sha256(b"another").hexdigest()], ["other"]))
+    names = [hashlib.sha256(b"%d" % row).hexdigest() for row in range(len(vectors))]
+    stamps = [FileStamp("/photos", f"{row}.jpg", 1, 1, f"c{one}") for row, one in enumerate(classes.tolist())]
+    items = [NewItem(stamp, name, 4, 3) for stamp, name in zip(stamps, names, strict=True)]
+    with gallery.store.writing():
+        gallery.store.commit(vectors, items)
+    gallery.refresh()
+    assert run(capsys, str(gallery.folder))[1]["adapted"]
+    assert not [note for note in evaluate_gallery(Gallery.open(gallery.folder)).notes if "trained" in note]
 
 
 def test_too_few_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
