@@ -284,9 +284,21 @@ def _summary(out: Path, facts: dict[str, Any]) -> str:
         among = f" among {facts['distractors']:,} distractors" if facts["distractors"] else ""
         low, high = facts["metric_interval"] or (None, None)
         interval = "" if low is None else f" [{low:.3f}, {high:.3f}]"
+        gain, is_start = facts["metric_gain"], facts["best_epoch"] == 0
+        if gain is not None and not is_start:
+            best, difference = gain["after"], 100 * (gain["after"] - gain["before"])
+            interval = f", {difference:+.1f} points"
+            if gain["low"] is not None:
+                interval += (
+                    f" ({100 * gain['low']:+.1f} to {100 * gain['high']:+.1f}; 95%, for other classes)"
+                )
         text += f"; {title} on {held_out}{among} {before:.3f} -> {best:.3f}{interval}"
-        text += f" (epoch {facts['best_epoch']})"
-        if facts["best_epoch"] == 0 and not facts["best_refused"]:
+        if gain is not None and not is_start and not facts["best_refused"]:
+            text += f", by epochs that half of them chose for the others; epoch {facts['best_epoch']} is kept"
+        else:
+            chosen = facts["validation_pairs"] and not is_start and not facts["best_refused"]
+            text += f" (epoch {facts['best_epoch']}{', the best on these pairs' if chosen else ''})"
+        if is_start and not facts["best_refused"]:
             text += ", so training found no more there, and the start is kept"
         features = facts["metric_of_features"]
         if features is not None and best < features:

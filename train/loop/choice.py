@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+
+from retrieval.metrics.statistics import class_intervals
 from train.config import Config
 
 # The standard error of Recall@1 over n queries is sqrt(p (1 - p) / n), at most 0.029 for 300: as much as good
@@ -13,6 +16,7 @@ from train.config import Config
 # of single classes has a standard deviation of 0.2, the mean over 20 has a standard error of 0.045.
 FEWEST_QUERIES, FEWEST_CLASSES = 300, 20
 SATURATED = 0.95  # before training: what is left to gain is mostly wrong labels and near-duplicates
+_HALVES = 2  # of the held-out classes: each chooses an epoch for the other
 _FROM_CEILING = 2  # standard errors below 1: for Recall@1, fewer than 4 wrong answers
 
 TITLES: Mapping[str, str] = {
@@ -38,6 +42,8 @@ class Score:
         distractors: Training images that are searched, too.
         found: What the queries should find, as the beginning of a phrase; empty for others of their class.
         unit: What the queries are, in the plural: images or pairs.
+        of_classes: Sums of the metric that chooses over the queries of each class, float64 [classes], and
+            numbers of these queries; `None` for pairs.
     """
 
     metric: str
@@ -48,6 +54,7 @@ class Score:
     distractors: int
     found: str = ""
     unit: Literal["images", "pairs"] = "images"
+    of_classes: tuple[np.ndarray, np.ndarray] | None = field(default=None, compare=False)
 
     @property
     def value(self) -> float:
@@ -74,6 +81,75 @@ class Score:
         return f"{value} of {self.found}{self.queries:,} held-out {self.unit}{among}"
 
 
+@dataclass(frozen=True)
+class Gain:
+    """What training gains on held-out classes by epochs that were not chosen by them.
+
+    Attributes:
+        before, after: Mean of the metric that chooses, before training and after the epochs.
+        low, high: 95% interval of the difference, for other classes like these; `None` for fewer than eight.
+    """
+
+    before: float
+    after: float
+    low: float | None
+    high: float | None
+
+
+class _Halves:
+    """Epochs that one half of the held-out classes chooses, measured on the other half.
+
+    The best of many epochs looks better on the classes that chose it than on others.
+    """
+
+    def __init__(self) -> None:
+        self._start: np.ndarray | None = None
+        self._sizes = self._last = self._chosen = np.empty(0)
+        self._best = [-1.0, -1.0]
+
+    def add(self, sums: np.ndarray, sizes: np.ndarray) -> None:
+        """Take the sums of the metric over the queries of each class, and their numbers, after an epoch."""
+        if self._start is None:
+            self._start, self._sizes, self._chosen = sums, sizes, sums.copy()
+        self._last = sums
+        second = self._second
+        for number, half in enumerate((~second, second)):
+            if (value := float(sums[half].sum() / max(sizes[half].sum(), 1))) > self._best[number]:
+                self._best[number] = value
+                self._chosen[~half] = sums[~half]
+
+    def gain(self, *, chosen: bool) -> Gain | None:
+        """Return the gain of the chosen epochs, or of the last one; `None` if there is nothing to compare."""
+        if self._start is None or len(self._start) < _HALVES:
+            return None
+        end, count = self._chosen if chosen else self._last, self._sizes.sum()
+        means = np.repeat((end - self._start) / self._sizes, self._sizes.astype(np.int64))
+        classes = np.repeat(np.arange(len(self._sizes)), self._sizes.astype(np.int64))
+        found = class_intervals(means[:, None], classes)
+        low, high = (None, None) if found is None else found[0].tolist()
+        return Gain(float(self._start.sum() / count), float(end.sum() / count), low, high)
+
+    def state(self) -> dict[str, Any] | None:
+        """Return the state for a checkpoint, JSON values."""
+        if self._start is None:
+            return None
+        arrays = {"start": self._start, "sizes": self._sizes, "last": self._last, "chosen": self._chosen}
+        return {name: array.tolist() for name, array in arrays.items()} | {"best": self._best}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take the state of a checkpoint."""
+        self._start, self._sizes, self._last, self._chosen = (
+            np.array(state[name], float) for name in ("start", "sizes", "last", "chosen")
+        )
+        self._best = [*state["best"]]
+
+    @property
+    def _second(self) -> np.ndarray:
+        """Which classes are in the second half, at random, bool [classes]."""
+        order = np.random.default_rng(0).permutation(len(self._sizes))
+        return np.asarray(order % _HALVES == 1)
+
+
 class EpochChoice:
     """Choice of the best epoch, one score after the other.
 
@@ -94,6 +170,7 @@ class EpochChoice:
         self._config, self.metric = config, metric or config.split.metric
         self.best, self.since_best = -1.0, 0
         self.refusal: str | None = None
+        self._halves: _Halves | None = _Halves()
 
     def add(self, score: Score | None, epoch: int) -> bool:
         """Take the score after an epoch; return whether its network counts as the best so far.
@@ -104,6 +181,8 @@ class EpochChoice:
         """
         if score is None:
             return True
+        if self._halves is not None and score.of_classes is not None:
+            self._halves.add(*score.of_classes)
         if self.refusal is None and self._config.split.choice == "auto":
             self.refusal = self._refusal(score, epoch)
         is_best = self.refusal is not None or score.value > self.best
@@ -125,12 +204,24 @@ class EpochChoice:
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, JSON values."""
-        return {"best": self.best, "since_best": self.since_best, "refusal": self.refusal}
+        halves = None if self._halves is None else self._halves.state()
+        own = {"best": self.best, "since_best": self.since_best, "refusal": self.refusal}
+        return own | {"halves_of_classes": halves}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take the state of a checkpoint."""
         self.best, self.since_best = state["best"], state["since_best"]
         self.refusal = state.get("refusal")  # missing in runs of older versions
+        halves = state.get("halves_of_classes")  # likewise; then the start is unknown
+        if halves is None:
+            self._halves = None
+        elif self._halves is not None:
+            self._halves.restore(halves)
+
+    @property
+    def gain(self) -> Gain | None:
+        """What training gains on classes that have not chosen the epoch; `None` if it is not known."""
+        return None if self._halves is None else self._halves.gain(chosen=self.refusal is None)
 
     def _refusal(self, score: Score, epoch: int) -> str | None:
         title, value = TITLES[score.metric], f"{score.value:.3f}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Iterable, Iterator
@@ -431,7 +432,7 @@ class Trainer:
         metric, pairs = self.choice.metric, self.data.held_out_pairs
         records = [record for record in self.run.metrics() if metric in record]
         recalls = [record.get("recall_at_1") for record in records]
-        best = self.choice.best_record(records)
+        best, gain = self.choice.best_record(records), self.choice.gain
         return {
             "run": str(self.run.folder),
             "epochs": self.epoch,
@@ -450,6 +451,7 @@ class Trainer:
             "metric_before": records[0][metric] if best else None,
             "metric_best": best[metric] if best else None,
             "metric_interval": [best[f"{metric}_low"], best[f"{metric}_high"]] if best and pairs else None,
+            "metric_gain": None if gain is None else dataclasses.asdict(gain),
             "best_epoch": best["epoch"] if best else self.epoch,
             "best_refused": self.choice.refusal,
             "standard_error": best.get("standard_error") if best else None,

@@ -71,7 +71,8 @@ class Validator:
         if self._teacher is not None:
             targets = np.stack([self._teacher[name] for side in names for name in side])
             of_query = neighbour_agreement(np.concatenate(vectors), targets, held_out, search)
-            return _score(metric, of_query, held_out, count - held_out, "the teacher's neighbours of ")
+            own = np.arange(held_out)
+            return _score(metric, of_query, own, count - held_out, "the teacher's neighbours of ")
         labels = np.unique([name for side in names for name in side], return_inverse=True)[1]
         r = int(np.bincount(labels[:held_out]).max()) - 1  # the most images that a query can find
         ranking = metrics.rank(
@@ -86,24 +87,26 @@ class Validator:
         of_query = {"recall_at_1": per_query.recall(ranking, (1,))[:, 0]}
         if metric == "map_at_r":
             of_query["map_at_r"] = per_query.map_at_r(ranking)
-        classes = len(np.unique(labels[:held_out][ranking.answerable]))
-        return _score(metric, of_query, classes, count - held_out)
+        return _score(metric, of_query, labels[:held_out], count - held_out)
 
 
 def _score(
-    metric: str, of_query: Mapping[str, np.ndarray], classes: int, distractors: int, found: str = ""
+    metric: str, of_query: Mapping[str, np.ndarray], classes: np.ndarray, distractors: int, found: str = ""
 ) -> Score:
-    """Return the score from the metrics of the queries, nan for those without an answer."""
+    """Return the score by the metrics of queries, nan for those without an answer, and their classes."""
     values = {name: float(metrics.mean(value)) for name, value in of_query.items()}
-    answered = of_query[metric][~np.isnan(of_query[metric])]
+    there = ~np.isnan(of_query[metric])
+    answered = of_query[metric][there]
+    _, numbers, sizes = np.unique(classes[there], return_inverse=True, return_counts=True)
     return Score(
         metric,
         values,
         float(answered.std() / np.sqrt(len(answered))),
         queries=len(answered),
-        classes=classes,
+        classes=len(sizes),
         distractors=distractors,
         found=found,
+        of_classes=(np.bincount(numbers, answered, len(sizes)), sizes),
     )
 
 

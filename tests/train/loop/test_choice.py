@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 import shutil
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch
 import yaml
 
 from retrieval.images.decode import embed_files
+from retrieval.metrics.statistics import bootstrap_intervals
 from retrieval.progress import Progress
 from tests.conftest import draw_classes
 from tests.train.loop.test_trainer import BY_RECALL, many, trainer
@@ -144,6 +147,67 @@ def test_fit_score_chooses_and_stops() -> None:
     )
     assert [trusting.add(score(v, queries=5, classes=2), e) for e, v in enumerate((1.0, 0.9))] == [1, 0]
     assert trusting.refusal is None
+
+
+def of_classes(sums: np.ndarray, sizes: np.ndarray) -> Score:
+    return dataclasses.replace(score(float(sums.sum() / sizes.sum())), of_classes=(sums, sizes))
+
+
+def test_gain_by_epochs_that_the_other_half_chose() -> None:
+    """Against loops over halves and epochs, also after a checkpoint; the last epoch, where none is chosen."""
+    random = np.random.default_rng(1)
+    sizes = random.integers(2, 9, 21)
+    epochs = random.uniform(0.3, 0.6, (8, 21)) * sizes
+    choice = EpochChoice(CONFIG)
+    for epoch, sums in enumerate(epochs):
+        choice.add(of_classes(sums, sizes), epoch)
+        again = EpochChoice(CONFIG)
+        again.restore(json.loads(json.dumps(choice.state())))
+        choice = again
+    second = np.random.default_rng(0).permutation(21) % 2 == 1
+    after = np.empty(21)
+    for half in (second, ~second):
+        means = [float(sums[half].sum() / sizes[half].sum()) for sums in epochs]
+        after[~half] = epochs[means.index(max(means))][~half]
+    gain = choice.gain
+    assert gain is not None
+    assert gain.before == pytest.approx(epochs[0].sum() / sizes.sum())
+    assert gain.after == pytest.approx(after.sum() / sizes.sum())
+    classes = np.repeat(np.arange(21), sizes)
+    difference = np.repeat((after - epochs[0]) / sizes, sizes)
+    assert [gain.low, gain.high] == pytest.approx(bootstrap_intervals(difference[:, None], classes)[0])
+    choice.refusal = "too few"
+    assert choice.gain is not None
+    assert choice.gain.after == pytest.approx(epochs[-1].sum() / sizes.sum())
+    older = EpochChoice(CONFIG)
+    older.restore({"best": 0.5, "since_best": 0})
+    older.add(of_classes(epochs[0], sizes), 4)
+    assert older.gain is None, "the start is unknown"
+
+
+def test_the_best_of_useless_epochs_gains_nothing() -> None:
+    """The highest of 30 equal scores lies far above the first, on the classes that chose it."""
+    random, sizes = np.random.default_rng(2), np.full(40, 5)
+    apparent, found, covered = [], [], []
+    for _ in range(60):
+        classes = random.uniform(0.2, 0.8, 40)  # how hard they are
+        choice = EpochChoice(CONFIG)
+        means = []
+        for epoch in range(30):
+            sums = (classes + 0.1 * random.standard_normal(40)) * sizes
+            choice.add(of_classes(sums, sizes), epoch)
+            means.append(sums.sum() / sizes.sum())
+        gain = choice.gain
+        assert gain is not None
+        assert gain.low is not None
+        assert gain.high is not None
+        apparent.append(max(means) - means[0])
+        found.append(gain.after - gain.before)
+        covered.append(gain.low <= 0 <= gain.high)
+    error = np.std(found) / math.sqrt(len(found))
+    assert np.mean(apparent) > 6 * error
+    assert abs(np.mean(found)) < 3 * error
+    assert np.mean(covered) >= 0.85
 
 
 def test_refused_run_keeps_the_last_epoch_and_says_so_once(
