@@ -875,8 +875,10 @@ def _root(gallery: str | None) -> str:
 
 
 def _address(url: str) -> httpx.URL:
+    """Return the address of a server; that of its API, which other clients are given, is taken, too."""
     try:
-        return httpx.URL(url)
+        found = httpx.URL(url)
+        return found.copy_with(path=found.path.rstrip("/").removesuffix("/v1") or "/")
     except (httpx.InvalidURL, TypeError) as error:
         what = "not the address of a server; give one such as http://127.0.0.1:7860"
         raise InputError(f"{url!r}: {what}") from error

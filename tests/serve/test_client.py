@@ -144,6 +144,13 @@ def test_addresses_and_tokens_that_cannot_be_are_refused(client: Client) -> None
         Client("http://127.0.0.1:1", "sécret")
 
 
+def test_the_address_of_the_api_is_taken_as_that_of_its_server(shop_gallery: Path) -> None:
+    with answering(create_app(SearchService(shop_gallery), page=False)) as url:
+        for address in (url, f"{url}/", f"{url}/v1", f"{url}/v1/"):
+            with Client(address) as client:
+                assert client.gallery().images == 24
+
+
 def test_vectors_have_the_models_fingerprint(client: Client, gallery: Gallery, shop: Path) -> None:
     paths = [shop / "red" / "1.png", shop / "blue" / "2.png"]
     embedded = client.embed(paths)
