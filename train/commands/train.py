@@ -277,31 +277,13 @@ def _summary(out: Path, facts: dict[str, Any]) -> str:
     length = f"{pluralize(facts['epochs'], 'epoch')}, {pluralize(facts['steps'], 'step')}"
     text = f"{out}: {length} in {facts['seconds']} s"
     if facts["validation_classes"]:
-        title, before, best = TITLES[facts["metric"]], facts["metric_before"], facts["metric_best"]
         held_out = f"{facts['validation_images']} held-out images of {facts['validation_classes']} classes"
         if facts["validation_pairs"]:
             held_out = f"{facts['validation_pairs']} pairs of {facts['validation_images']} held-out images"
         among = f" among {facts['distractors']:,} distractors" if facts["distractors"] else ""
-        low, high = facts["metric_interval"] or (None, None)
-        interval = "" if low is None else f" [{low:.3f}, {high:.3f}]"
-        gain, is_start = facts["metric_gain"], facts["best_epoch"] == 0
-        if gain is not None and not is_start:
-            best, difference = gain["after"], 100 * (gain["after"] - gain["before"])
-            interval = f", {difference:+.1f} points"
-            if gain["low"] is not None:
-                interval += (
-                    f" ({100 * gain['low']:+.1f} to {100 * gain['high']:+.1f}; 95%, for other classes)"
-                )
-        text += f"; {title} on {held_out}{among} {before:.3f} -> {best:.3f}{interval}"
-        if gain is not None and not is_start and not facts["best_refused"]:
-            text += f", by epochs that half of them chose for the others; epoch {facts['best_epoch']} is kept"
-        else:
-            chosen = facts["validation_pairs"] and not is_start and not facts["best_refused"]
-            text += f" (epoch {facts['best_epoch']}{', the best on these pairs' if chosen else ''})"
-        if is_start and not facts["best_refused"]:
-            text += ", so training found no more there, and the start is kept"
+        text += f"; {TITLES[facts['metric']]} on {held_out}{among} {_change(facts)}"
         features = facts["metric_of_features"]
-        if features is not None and best < features:
+        if features is not None and facts["metric_best"] < features:
             text += (
                 f"; WORSE THAN THE FEATURES alone, which have {features:.3f} there: export the backbone as "
                 "it is (`lookalike export --from`), or lower optimizer.lr"
@@ -326,6 +308,25 @@ def _summary(out: Path, facts: dict[str, Any]) -> str:
     if facts["collapsed_at"] is not None:
         text += f"; COLLAPSED since step {facts['collapsed_at']}: all embeddings are nearly equal"
     return text
+
+
+def _change(facts: dict[str, Any]) -> str:
+    """Describe the metric before and after training, and the epoch that is kept."""
+    before, best, epoch = facts["metric_before"], facts["metric_best"], facts["best_epoch"]
+    gain, is_chosen = facts["metric_gain"], not facts["best_refused"]
+    if epoch == 0 and is_chosen:
+        return f"{before:.3f} -> {best:.3f} (epoch 0), so training found no more there, and the start is kept"
+    if gain is None:
+        low, high = facts["metric_interval"] or (None, None)
+        interval = "" if low is None else f" [{low:.3f}, {high:.3f}]"
+        by = ", the best on them" if is_chosen else ""
+        return f"{before:.3f} -> {best:.3f}{interval} (epoch {epoch}{by})"
+    text = f"{before:.3f} -> {gain['after']:.3f}, {100 * (gain['after'] - gain['before']):+.1f} points"
+    if gain["low"] is not None:
+        text += f" ({100 * gain['low']:+.1f} to {100 * gain['high']:+.1f}; 95%, for other classes)"
+    if is_chosen:
+        return f"{text}, by epochs that half of them chose for the others; epoch {epoch} is kept"
+    return f"{text} (epoch {epoch})"
 
 
 def _chosen(chosen: dict[str, Any]) -> str:

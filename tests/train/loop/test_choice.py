@@ -19,6 +19,7 @@ from retrieval.progress import Progress
 from tests.conftest import draw_classes
 from tests.train.loop.test_trainer import BY_RECALL, many, trainer
 from train import data, settings
+from train.commands.train import _change
 from train.config import Config
 from train.data import LabelledImage
 from train.loop.choice import EpochChoice, Score
@@ -183,6 +184,21 @@ def test_gain_by_epochs_that_the_other_half_chose() -> None:
     older.restore({"best": 0.5, "since_best": 0})
     older.add(of_classes(epochs[0], sizes), 4)
     assert older.gain is None, "the start is unknown"
+
+
+def test_gain_in_words() -> None:
+    gain = {"before": 0.072, "after": 0.082, "low": 0.001, "high": 0.024}
+    facts = {"metric_before": 0.072, "metric_best": 0.085, "metric_interval": None, "best_epoch": 3}
+    facts |= {"best_refused": None, "metric_gain": gain}
+    text = "0.072 -> 0.082, +1.0 points (+0.1 to +2.4; 95%, for other classes)"
+    by_halves = "by epochs that half of them chose for the others; epoch 3 is kept"
+    assert _change(facts) == f"{text}, {by_halves}"
+    assert _change(facts | {"best_refused": "too few"}) == f"{text} (epoch 3)"
+    few = gain | {"low": None, "high": None}
+    assert _change(facts | {"metric_gain": few}) == f"0.072 -> 0.082, +1.0 points, {by_halves}"
+    pairs = {"metric_gain": None, "metric_interval": [0.08, 0.09]}
+    assert _change(facts | pairs) == "0.072 -> 0.085 [0.080, 0.090] (epoch 3, the best on them)"
+    assert "the start is kept" in _change(facts | {"best_epoch": 0, "metric_best": 0.072})
 
 
 def test_the_best_of_useless_epochs_gains_nothing() -> None:
