@@ -321,8 +321,8 @@ class Requests:
         given = _options(k, options)
         for name, texts in (("text", text), ("without", without)):
             if texts:
-                given[name] = [texts] if isinstance(texts, str) else list(texts)
-        if names := [galleries] if isinstance(galleries, str) else [*galleries]:
+                given[name] = _texts(texts)
+        if names := _texts(galleries):
             given["galleries"] = names
         if region is not None:
             given["region"] = [float(part) for part in region]
@@ -558,8 +558,7 @@ class Requests:
         Raises:
             ApiError: The server refuses the request.
         """
-        columns = [columns] if isinstance(columns, str) else [*columns]
-        params = _without_none({"columns": columns, "where": where, "limit": limit})
+        params = _without_none({"columns": _texts(columns), "where": where, "limit": limit})
         return (yield from self._ask(_facets, "GET", "/facets", params=params))
 
     @exchange
@@ -912,6 +911,11 @@ def _each(images: Any) -> list[Any]:
     if is_one or hasattr(images, "read") or not hasattr(images, "__iter__"):
         return [images]
     return [images] if getattr(images, "ndim", 4) < 4 else [*images]
+
+
+def _texts(texts: str | Iterable[str]) -> list[str]:
+    """Return the texts of a collection, or the only one."""
+    return [texts] if isinstance(texts, str) else [*texts]
 
 
 def _options(k: int, given: Mapping[str, Any]) -> dict[str, Any]:

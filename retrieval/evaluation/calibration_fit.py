@@ -282,7 +282,7 @@ def judged_hits(
         vectors = np.stack([stored[number] for number in ids.tolist()]) if len(ids) else np.empty((0, 1))
         own = [labels[number] for number in ids.tolist()]
         sizes = Counter(labels.values())
-    learned = learned_images(gallery, dict(zip(ids.tolist(), own, strict=True)))
+    learned = learned_images(gallery, ids.tolist(), labels)
     if learned:
         new = np.array([number not in learned for number in ids.tolist()])
         ids, vectors = ids[new], vectors[new]
@@ -412,8 +412,7 @@ def _hits_of_pairs(gallery: SearchableGallery, pairs: Sequence[tuple[int, int, b
     """Return decisions as hits of the first of each pair. Items that are the same are one group."""
     ids = sorted({number for a, b, _ in pairs for number in (a, b)})
     stored = gallery.vectors(ids)
-    labels = {item.id: item.label or "" for item in gallery.stored_items(ids)}
-    learned = learned_images(gallery, labels)
+    learned = learned_images(gallery, ids)
     there = [(a, b, same) for a, b, same in pairs if a in stored and b in stored and a != b]
     known = [(a, b, same) for a, b, same in there if a not in learned]
     asked = sorted({a for a, _, _ in known})

@@ -248,13 +248,16 @@ def _learned(gallery: SearchableGallery, contents: Sequence[str], labels: Sequen
     return model.training_images.remark(contents, labels)
 
 
-def learned_images(gallery: SearchableGallery, labels: Mapping[int, str]) -> set[int]:
+def learned_images(
+    gallery: SearchableGallery, ids: Sequence[int], labels: Mapping[int, str] | None = None
+) -> set[int]:
     """Return which items the network may have learned the labels of; see `TrainingImages.learned`.
 
     There are none if its model file is missing or does not tell them.
 
     Args:
         gallery: The gallery.
+        ids: Item ids.
         labels: Labels by item id, beside those that the gallery has.
     """
     try:
@@ -264,12 +267,13 @@ def learned_images(gallery: SearchableGallery, labels: Mapping[int, str]) -> set
     if known is None:
         return set()
     of_parts = bool(gallery.manifest.objects)  # a part of a picture has contents of its own
-    found, ids = set[int](), [*labels]
+    found = set[int]()
     for start in range(0, len(ids), _CHUNK):
         items = gallery.stored_items(ids[start : start + _CHUNK])
         contents = ["" if of_parts else item.content_sha256 for item in items]
-        learned = known.learned(contents, [labels[item.id] for item in items])
-        learned |= known.learned(contents, [item.label for item in items])
+        learned = known.learned(contents, [item.label for item in items])
+        if labels is not None:
+            learned |= known.learned(contents, [labels[item.id] for item in items])
         found |= {item.id for item, is_learned in zip(items, learned, strict=True) if is_learned}
     return found
 

@@ -93,6 +93,10 @@ class TrainingImages:
         texts = {key: b64encode(part.tobytes()).decode() for key, part in numbers.items()}
         return {"images": self.images, "classes": self.classes, **texts}
 
+    @property
+    def _is_sampled(self) -> bool:
+        return len(self.contents) < self.images
+
     def learned(self, contents: Sequence[str], labels: Sequence[str | None]) -> np.ndarray:
         """Return which images the model may have learned the labels of, bool [n].
 
@@ -105,7 +109,7 @@ class TrainingImages:
         """
         of_classes, held_out = set(self.labels.tolist()), set(self.held_out.tolist())
         shared = {label for label in {*labels} if label is not None and _number(_name(label)) in of_classes}
-        known, is_sampled = set(self.contents.tolist()) - held_out, len(self.contents) < self.images
+        known, is_sampled = set(self.contents.tolist()) - held_out, self._is_sampled
 
         def may_have_learned(content: str, label: str | None) -> bool:
             if not _SHA256.fullmatch(content):
@@ -127,15 +131,14 @@ class TrainingImages:
         """
         known = [content for content in contents if _SHA256.fullmatch(content)]
         given = _numbers(known)
-        about = "" if len(self.contents) == self.images else "about "
+        about = "about " if self._is_sampled else ""
         kinds = {_LEARNED: np.setdiff1d(self.contents, self.held_out), _SEEN: self.held_out}
         for words, numbers in kinds.items():
             if matches := int(np.isin(given, numbers).sum()):
                 of_all = min(len(given), round(matches * self.images / len(self.contents)))
                 return words.format(f"{about}{of_all:,} of these {len(given):,} images")
-        is_sampled = len(self.contents) < self.images
         if len(known) < len(contents) or (
-            is_sampled and len(given) * len(self.contents) < _ENOUGH * self.images
+            self._is_sampled and len(given) * len(self.contents) < _ENOUGH * self.images
         ):
             return UNKNOWN
         names = _numbers(_name(label) for label in {*labels} if label is not None)

@@ -21,13 +21,13 @@ from retrieval.progress import Progress
 from retrieval.search.calibration import HIGH_ERROR, write_calibration
 from retrieval.search.options import CANDIDATES
 from retrieval.search.rerank import EXPANSION, expand, k_reciprocal
-from retrieval.text import align_columns, pluralize
+from retrieval.text import align_columns
 from train.layers.choosing import PARTS, Selection, Tried
 from train.layers.components import fit_starts
 from train.layers.flow import Fit, GalleryTarget
 from train.layers.folds import KINDS, Kind
 from train.layers.journal import Entry, Journal
-from train.layers.lesson import GALLERY, Lesson, left_out_line, read_lesson
+from train.layers.lesson import GALLERY, Lesson, print_lesson, read_lesson
 from train.layers.measuring import METRICS, Gain, Purpose, beside, kinds, query_values
 from train.layers.settings import TeachingConfig
 from train.layers.teaching import METRIC_TITLES, TITLES, gain_lines, losses_in, spread_text
@@ -90,10 +90,7 @@ def fit_improvement(target: GalleryTarget, labels: str, purpose: Purpose, minute
         if labels != GALLERY:
             raise
         return _without_labels(target, str(error))
-    count, images = len(np.unique(lesson.classes)), len(lesson.classes)
-    print_status(f"{gallery.folder}: {pluralize(images, 'labelled image')} of {count} classes")
-    if lesson.known:
-        print_status(left_out_line(lesson.known))
+    print_lesson(gallery, lesson)
     return _Trials(gallery, lesson, purpose, began + 60 * minutes).fit()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from retrieval.cli import print_status
 from retrieval.errors import InputError
 from retrieval.evaluation.gallery import learned_images
 from retrieval.galleries.searchable import SearchableGallery
@@ -54,7 +55,7 @@ def read_lesson(gallery: SearchableGallery, labels: str) -> Lesson:
     Raises:
         InputError: The table is invalid, there are no labels, or no two images of a class beside another one.
     """
-    contradictory = 0
+    contradictory, named = 0, None
     if labels == GALLERY:
         stored = gallery.embeddings(labelled=True, limit=MOST_LABELLED)
         of_item: dict[int, str | int] = dict(zip(stored.ids.tolist(), map(str, stored.labels), strict=True))
@@ -66,9 +67,11 @@ def read_lesson(gallery: SearchableGallery, labels: str) -> Lesson:
         if found.pairs:
             joined, contradictory = join_pairs(found.pairs)
             of_item = {**joined}
+        else:
+            named = found.labels
     if not of_item:
         raise InputError(f"{gallery.folder}: no labels in {labels}; give a table by --labels TABLE")
-    known = learned_images(gallery, {item: str(label) for item, label in of_item.items()})
+    known = learned_images(gallery, [*of_item], named)
     ids = np.array(sorted(of_item.keys() - known), np.int64)
     if len(ids) > MOST_LABELLED:
         ids = np.sort(np.random.default_rng(0).choice(ids, MOST_LABELLED, replace=False))
@@ -86,6 +89,14 @@ def read_lesson(gallery: SearchableGallery, labels: str) -> Lesson:
     products = gallery.products_beside(ids, classes)
     others_of = _vectors_of(gallery, others)[1]
     return Lesson(vectors, classes, others_of, given, contradictory, products, len(known))
+
+
+def print_lesson(gallery: SearchableGallery, lesson: Lesson) -> None:
+    """Say on stderr what is learned from, and what the network knows already."""
+    classes, images = len(np.unique(lesson.classes)), len(lesson.classes)
+    print_status(f"{gallery.folder}: {pluralize(images, 'labelled image')} of {classes} classes")
+    if lesson.known:
+        print_status(left_out_line(lesson.known))
 
 
 def left_out_line(images: int) -> str:

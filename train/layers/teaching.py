@@ -15,7 +15,7 @@ from train.layers.components import fit_starts
 from train.layers.flow import MOST_FITTED, Fit
 from train.layers.folds import Kind
 from train.layers.learning import learn_layer
-from train.layers.lesson import Lesson, left_out_line, read_lesson
+from train.layers.lesson import Lesson, print_lesson, read_lesson
 from train.layers.measuring import METRICS, PURPOSES, Gain, Measurement, Purpose, beside, kinds, study
 from train.layers.settings import TeachingConfig
 from train.layers.whitening import NO_CLASS, WhiteningGain, candidates, gain_by_labels
@@ -38,9 +38,7 @@ def fit_teaching(gallery: Gallery, labels: str, purpose: Purpose, config: Teachi
     """
     lesson = read_lesson(gallery, labels)
     classes, images = len(np.unique(lesson.classes)), len(lesson.classes)
-    print_status(f"{gallery.folder}: {pluralize(images, 'labelled image')} of {classes} classes")
-    if lesson.known:
-        print_status(left_out_line(lesson.known))
+    print_lesson(gallery, lesson)
     if lesson.contradictory:
         print_status(f"{pluralize(lesson.contradictory, 'image')} left out: decisions on them contradict")
     starts = fit_starts(np.concatenate([lesson.vectors, lesson.others]), config.powers, config.dim)

@@ -121,8 +121,8 @@ def test_evaluations_name_images_that_the_model_was_trained_on(
         lookalike_here("index", "build", name, str(images), "--model", str(model_file), cwd=tmp_path)
         return notes(name)
 
-    told = "saw 24 of these 24 images in training, but did not learn their labels"  # 0 epochs
-    of_all = f"The model {told}: others are found less well."
+    seen = "saw 24 of these 24 images in training, but did not learn their labels"  # 0 epochs
+    of_all = f"The model {seen}: others are found less well."
     assert of_all in built("own", shop)
     assert of_all in notes(str(model_file), "--data", f"folder:{shop}")
     new = draw_classes(tmp_path / "new", ("white", "black"), 4, first=50)
@@ -135,7 +135,7 @@ def test_evaluations_name_images_that_the_model_was_trained_on(
     assert f"{expected}: others are found less well." in notes("other")
     rebuilt = lookalike_here("index", "rebuild", "own", "--model", str(model_file), "--json", cwd=tmp_path)
     remark = json.loads(rebuilt.stdout)["comparison"]["remark"]
-    assert remark.startswith(f"both models {told}")
+    assert remark.startswith(f"both models {seen}")
     shown = lookalike_here("model", "info", str(model_file), "--no-latency").stdout
     assert "trained on  images 24, classes 3" in shown
 

@@ -202,7 +202,7 @@ def test_gain_in_words() -> None:
 
 
 def test_the_best_of_useless_epochs_gains_nothing() -> None:
-    """The highest of 30 equal scores lies far above the first, on the classes that chose it."""
+    """On the classes that chose it, the best of 30 equally good epochs seems far better than the first."""
     random, sizes = np.random.default_rng(2), np.full(40, 5)
     apparent, found, covered = [], [], []
     for _ in range(60):
