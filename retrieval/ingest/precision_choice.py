@@ -29,7 +29,8 @@ def choose_precision(gallery: SearchableGallery, places: Iterable[Location]) -> 
 
     The first images are embedded in fp32 and with TF32. TF32 is chosen if the difference is within the bounds
     of `retrieval.model.precision`, for the probe images as well. Nothing is recorded if the model does not
-    run on such a GPU, if it was recorded before, if TF32 changes nothing there, or for very few images.
+    run on such a GPU, if it was recorded before, if TF32 changes nothing there, as in a file of fp16, or for
+    very few images.
 
     Args:
         gallery: Gallery, inside `writer.running()`.
@@ -42,6 +43,8 @@ def choose_precision(gallery: SearchableGallery, places: Iterable[Location]) -> 
         return
     exact = gallery.embedder.with_tf32(False)
     fast = exact.with_tf32(True)
+    if fast is exact:  # a file of fp16
+        return
     drift = sample_drift(exact, fast, islice(places, SAMPLE))
     if drift is None:
         return

@@ -57,7 +57,7 @@ class Embedder(Displayed):
         batch_size: Most images per run of the graph; by default 256 on an accelerator, and on a CPU the
             number that is fastest here.
         threads: Threads per inference on the CPU; `None` lets ONNX Runtime choose.
-        tf32: An NVIDIA GPU may round products to TensorFloat32, see `Runtime`.
+        tf32: An NVIDIA GPU may round products to TensorFloat32, see `Runtime`; a file of fp16 always allows it.
 
     Attributes:
         path: Path of the file.
@@ -105,6 +105,11 @@ class Embedder(Displayed):
         )
         self._run_size = MeasuredSize(batch_size) if self.provider == CPU else None
         self.metadata = _metadata(self.path, self._session)
+        if self.is_half and self.provider == CUDA and not self.runtime.tf32:
+            # Without TF32, ONNX Runtime excludes the kernels of cuDNN for fp16 as well, and reports every
+            # convolution at length before it takes one after all, without its bias and activation.
+            self.runtime = replace(self.runtime, tf32=True)
+            self._session = open_session(self.path, data, self.runtime)
         try:
             self.preprocess = Preprocess.from_dict(self.metadata["preprocess"])
             self.dim = int(self.metadata["embedding"]["dim"])
@@ -154,6 +159,12 @@ class Embedder(Displayed):
         """Execution provider in use, by ONNX Runtime's name."""
         return str(self._session.get_providers()[0])
 
+    @property
+    def is_half(self) -> bool:
+        """Whether the network was exported in fp16."""
+        provenance = self.metadata.get("provenance")
+        return isinstance(provenance, dict) and provenance.get("precision") == "fp16"
+
     def of_policy(self, policy: int | None) -> Embedder:
         """Return this embedder with the pixels of a decoding policy; `None` for the newest."""
         preprocess = self.preprocess.of_policy(DECODE_POLICY if policy is None else policy)
@@ -164,8 +175,11 @@ class Embedder(Displayed):
         return same_model
 
     def with_tf32(self, allowed: bool) -> Embedder:
-        """Return this model with TF32 allowed or not: on an NVIDIA GPU a new session, if that differs."""
-        if self.provider != CUDA or allowed == self.runtime.tf32:
+        """Return this model with TF32 allowed or not: on an NVIDIA GPU a new session, if that differs.
+
+        A file of fp16 rounds to 10 bits in any case, and keeps TF32.
+        """
+        if self.provider != CUDA or allowed == self.runtime.tf32 or self.is_half:
             return self
         same_model = Embedder.open(self.path, replace(self.runtime, tf32=allowed))
         same_model.preprocess = self.preprocess

@@ -24,7 +24,7 @@ _OF_PLACES = (
 )
 
 
-def write_model(path: Path, note: str = "", maps: bool = False, license: str = "") -> Path:
+def write_model(path: Path, note: str = "", maps: bool = False, license: str = "", precision: str = "") -> Path:
     """Write the model file.
 
     With `maps` it has an embedding map, too: the colours within each of the squares, of which the embedding
@@ -53,7 +53,11 @@ def write_model(path: Path, note: str = "", maps: bool = False, license: str = "
         "lookalike.format": {"version": 1},
         "lookalike.preprocess": Preprocess(size=SIZE).to_dict(),
         "lookalike.embedding": {"dim": DIM, "metric": "cosine", "unit_length": True},
-        "lookalike.provenance": {"note": note, **({"license": license} if license else {})},
+        "lookalike.provenance": {
+            "note": note,
+            **({"license": license} if license else {}),
+            **({"precision": precision} if precision else {}),
+        },
     }
     helper.set_model_props(model, {name: json.dumps(value) for name, value in facts.items()})
     onnx.checker.check_model(model, full_check=True)
@@ -61,9 +65,9 @@ def write_model(path: Path, note: str = "", maps: bool = False, license: str = "
     return path
 
 
-def write_rounded(path: Path, scale: float = 1) -> Path:
+def write_rounded(path: Path, scale: float = 1, precision: str = "") -> Path:
     """Write the small model with its colours in fp16, multiplied by a number: above 500 they overflow."""
-    model = onnx.load(write_model(path))
+    model = onnx.load(write_model(path, precision=precision))
     nodes = [*model.graph.node]
     by_name = {node.output[0]: node for node in nodes}
     by_name["planes"].input[0] = "rounded"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Literal
 
@@ -13,6 +14,9 @@ from retrieval.errors import InputError
 from retrieval.machine.devices import gpus
 from retrieval.machine.gpu_trials import gpu_problem
 from retrieval.text import print_notice
+
+# Of inductor, for whoever wrote the module: losses are in full float32, and its reductions are its own affair.
+_ADVICE = (r"TensorFloat32 tensor cores", r"\s*Online softmax is disabled")
 
 Compile = Literal["auto", "none", "network", "loss", "all", "graph"]
 
@@ -71,6 +75,8 @@ class Compiled:
     ) -> None:
         self._module, self._name, self._eager_when = module, name, eager_when
         self._graph, self._skips = graph, float(_skipped_graphs())
+        for advice in _ADVICE:
+            warnings.filterwarnings("ignore", advice, UserWarning)
         # Random miners draw the same numbers as without compilation.
         self._compiled: Callable[..., Tensor] | None = torch.compile(
             module, options={"fallback_random": True, "triton.cudagraphs": graph}

@@ -122,6 +122,20 @@ def test_tf32_beyond_the_bounds_is_refused(tmp_path: Path, model: Path, photos: 
     assert not Gallery.open(tmp_path / "g").embedder.runtime.tf32
 
 
+def test_a_file_of_fp16_always_allows_tf32(tmp_path: Path, photos: Path, card: Card) -> None:
+    """Without it, ONNX Runtime excludes the kernels of cuDNN for fp16 as well."""
+    card(1)
+    half = write_rounded(tmp_path / "half.onnx", precision="fp16")
+    embedder = Embedder(half)
+    assert embedder.runtime.tf32
+    assert embedder.with_tf32(False) is embedder
+    assert not Embedder(half, device="cpu").runtime.tf32
+    gallery = Gallery.create(tmp_path / "g", half)
+    gallery.add([photos])
+    assert gallery.manifest.precision is None  # there was nothing to choose
+    assert Gallery.open(tmp_path / "g").embedder.runtime.tf32
+
+
 def test_probe_images_count_as_well(
     tmp_path: Path, model: Path, photos: Path, card: Card, monkeypatch: pytest.MonkeyPatch
 ) -> None:
