@@ -659,8 +659,8 @@ class Config(StrictModel):
     ] = Field(
         default="auto",
         description="What to speed up with torch.compile: auto (the loss on a GPU), none, network (the "
-        "first step takes minutes), loss, all, or graph (the loss, replayed from CUDA graphs; not tried on a "
-        "GPU yet). What cannot be compiled runs without. In older runs true is network, false none.",
+        "first step takes minutes), loss, all, or graph (the loss, replayed from CUDA graphs on an NVIDIA "
+        "GPU). What cannot be compiled runs without. In older runs true is network, false none.",
     )
     linear_probe: ProbeLabels | None = Field(
         default=None,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from benchmarks.gpu_check.results import Row, limited
 from benchmarks.gpu_check.workload import Workload
 from train import losses
+from train.loop.compilation import Compiled
 
 CLASSES, PER_CLASS, DIM = 16, 4, 32
 TOLERANCE = 1e-3  # of the largest component of a gradient
@@ -25,7 +26,8 @@ TIMED = (
     {"name": "n-pair", "negatives": "symmetric"},
     {"name": "triplet", "regularizers": [{"name": "wasserstein"}]},
 )
-SHARES = {"resnet50": 0.02, "timm:vit_small_patch16_224": 0.10}  # largest share of a step at 128 images
+SHARES = {"resnet50": 0.02, "timm:vit_small_patch16_224": 0.10}  # largest share of a step
+LEAST_BATCH = 128  # images, for which the shares hold
 
 
 def specifications() -> list[dict[str, Any]]:
@@ -148,16 +150,27 @@ def shares(device: torch.device, steps: dict[str, float], batch: int) -> Iterato
         batch: Images of a batch.
     """
     for spec in TIMED:
+        for way, taken in loss_seconds(spec, device, batch).items():
+            for backbone, step in steps.items():
+                what = f"{describe(spec)}, {way}: share of a step of {backbone.removeprefix('timm:')}"
+                note = f", {1000 * taken:.2f} ms"
+                if way == "compiled" and batch == LEAST_BATCH and backbone in SHARES:
+                    yield limited(what, 100 * taken / step, 100 * SHARES[backbone], "%", note=note)
+                else:
+                    yield Row(what, f"{100 * taken / step:.2g}%{note}", "", {"value": 100 * taken / step})
+
+
+def loss_seconds(spec: dict[str, Any], device: torch.device, batch: int) -> dict[str, float]:
+    """Return the seconds of a loss, forward and backward, in the ways that a training can run it."""
+    labels = torch.arange(batch // 4, device=device).repeat_interleave(4)
+    x = torch.randn(batch, 512, device=device, requires_grad=True)
+    taken = {}
+    for way in ("eager", "compiled", "graph") if device.type == "cuda" else ("eager",):
         loss = losses.build(spec, num_classes=batch // 4, embedding_dim=512, per_class=4).to(device)
-        labels = torch.arange(batch // 4, device=device).repeat_interleave(4)
-        x = torch.randn(batch, 512, device=device, requires_grad=True)
-        taken = seconds(lambda: loss(x, labels).backward(), 20, device)  # noqa: B023
-        for backbone, step in steps.items():
-            what = f"{describe(spec)}, share of a step of {backbone.removeprefix('timm:')}"
-            if backbone in SHARES and device.type == "cuda":
-                yield limited(what, 100 * taken / step, 100 * SHARES[backbone], "%")
-            else:
-                yield Row(what, f"{100 * taken / step:.2g}%", "", {"value": 100 * taken / step})
+        call = loss if way == "eager" else Compiled(loss, "loss", graph=way == "graph")
+        taken[way] = seconds(lambda: torch.autograd.grad(call(x, labels), x), 20, device)  # noqa: B023
+        torch._dynamo.reset()
+    return taken
 
 
 def describe(spec: dict[str, Any]) -> str:

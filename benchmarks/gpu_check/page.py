@@ -44,16 +44,24 @@ def results(device: torch.device, checks: dict[str, list[Row]], seconds: dict[st
 def merge(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """Return one set of results from several, of one device; of a check that is in two, the later one counts.
 
-    The commit is that of the working tree where a part has none, as on a machine without git.
+    The day and the commit of each check are kept; the commit is that of the working tree where a part has
+    none, as on a machine without git.
     """
     devices = {part["device"] for part in parts}
     if len(devices) > 1:
         raise SystemExit(f"results of several devices cannot be merged: {', '.join(sorted(devices))}")
-    merged = dict(parts[-1], checks={}, seconds={}, versions={})
+    merged = dict(parts[-1], checks={}, seconds={}, versions={}, origins={})
     for part in parts:
         for key in ("checks", "seconds", "versions"):
             merged[key] |= part[key]
-    return merged | {"commit": merged["commit"] or _commit()}
+        merged["origins"] |= origins(part)
+    return merged
+
+
+def origins(found: dict[str, Any]) -> dict[str, str]:
+    """Return the day and the commit of each check of results."""
+    own = f"{found['date']}, commit {found['commit'] or _commit()}"
+    return dict.fromkeys(found["checks"], own) | found.get("origins", {})
 
 
 def rows(found: dict[str, Any]) -> tuple[dict[str, list[Row]], dict[str, float]]:
@@ -92,9 +100,14 @@ def to_markdown(found: dict[str, Any] | None) -> str:
     if found is None:
         return NO_CARD
     installed = ", ".join(f"{package} {number}" for package, number in found["versions"].items())
+    days: dict[str, list[str]] = {}
+    for check, day in origins(found).items():
+        days.setdefault(day, []).append(check)
     lines = [
         f"Measured on one **{found['device']}** (driver for CUDA {found['driver_cuda']}; {installed}), "
-        f"{found['date']}, commit {found['commit']}, {sum(found['seconds'].values()):.0f} s.",
+        f"{sum(found['seconds'].values()):.0f} s.",
+        "",
+        *(f"- {day}: {', '.join(checks)}" for day, checks in days.items()),
         "",
         "| check | measured | |",
         "|---|---|---|",

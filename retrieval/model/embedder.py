@@ -57,7 +57,8 @@ class Embedder(Displayed):
         batch_size: Most images per run of the graph; by default 256 on an accelerator, and on a CPU the
             number that is fastest here.
         threads: Threads per inference on the CPU; `None` lets ONNX Runtime choose.
-        tf32: An NVIDIA GPU may round products to TensorFloat32, see `Runtime`; a file of fp16 always allows it.
+        tf32: An NVIDIA GPU may round products to TensorFloat32, see `Runtime`. A file of fp16
+            always allows it.
 
     Attributes:
         path: Path of the file.

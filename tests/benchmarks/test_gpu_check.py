@@ -143,5 +143,9 @@ def test_pieces_are_written_one_by_one_and_merged(tmp_path: Path) -> None:
     assert [row.verdict for row in rows["graphs"]] == ["ok", "ok"]
     assert seconds.keys() == rows.keys()
     assert "| compiled: multi-similarity, 32: eager |" in page.to_markdown(merged)
+    later = page.merge([merged, pieces[2] | {"date": "2031-01-02", "commit": "abc"}])
+    text = page.to_markdown(later)
+    assert "- 2031-01-02, commit abc: graphs\n" in text
+    assert f"- {pieces[0]['date']}, commit {pieces[0]['commit']}: ceilings, compiled\n" in text
     with pytest.raises(SystemExit, match="several devices"):
         page.merge([pieces[0], pieces[1] | {"device": "another"}])

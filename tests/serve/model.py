@@ -24,7 +24,9 @@ _OF_PLACES = (
 )
 
 
-def write_model(path: Path, note: str = "", maps: bool = False, license: str = "", precision: str = "") -> Path:
+def write_model(
+    path: Path, note: str = "", maps: bool = False, license: str = "", precision: str = ""
+) -> Path:
     """Write the model file.
 
     With `maps` it has an embedding map, too: the colours within each of the squares, of which the embedding

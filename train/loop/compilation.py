@@ -15,7 +15,7 @@ from retrieval.machine.devices import gpus
 from retrieval.machine.gpu_trials import gpu_problem
 from retrieval.text import print_notice
 
-# Of inductor, for whoever wrote the module: losses are in full float32, and its reductions are its own affair.
+# Advice of inductor that nobody can follow: losses are in full float32, and its reductions are its own.
 _ADVICE = (r"TensorFloat32 tensor cores", r"\s*Online softmax is disabled")
 
 Compile = Literal["auto", "none", "network", "loss", "all", "graph"]
