@@ -106,11 +106,6 @@ class Embedder(Displayed):
         )
         self._run_size = MeasuredSize(batch_size) if self.provider == CPU else None
         self.metadata = _metadata(self.path, self._session)
-        if self.is_half and self.provider == CUDA and not self.runtime.tf32:
-            # Without TF32, ONNX Runtime excludes the kernels of cuDNN for fp16 as well, and reports every
-            # convolution at length before it takes one after all, without its bias and activation.
-            self.runtime = replace(self.runtime, tf32=True)
-            self._session = open_session(self.path, data, self.runtime)
         try:
             self.preprocess = Preprocess.from_dict(self.metadata["preprocess"])
             self.dim = int(self.metadata["embedding"]["dim"])
@@ -119,6 +114,11 @@ class Embedder(Displayed):
         except (InputError, KeyError, TypeError, ValueError) as error:
             raise _damaged(self.path, error) from error
         self.provenance = self.metadata["provenance"]
+        if self.is_half and self.provider == CUDA and not self.runtime.tf32:
+            # Without TF32, ONNX Runtime excludes the kernels of cuDNN for fp16 as well, and reports every
+            # convolution at length before it takes one after all, without its bias and activation.
+            self.runtime = replace(self.runtime, tf32=True)
+            self._session = open_session(self.path, data, self.runtime)
         self.training_images = TrainingImages.from_dict(self.metadata.pop("training_images", None))
         self.has_map = any(output.name == "embedding_map" for output in self._session.get_outputs())
         self._check_graph()
@@ -163,8 +163,7 @@ class Embedder(Displayed):
     @property
     def is_half(self) -> bool:
         """Whether the network was exported in fp16."""
-        provenance = self.metadata.get("provenance")
-        return isinstance(provenance, dict) and provenance.get("precision") == "fp16"
+        return bool(self.provenance.get("precision") == "fp16")
 
     def of_policy(self, policy: int | None) -> Embedder:
         """Return this embedder with the pixels of a decoding policy; `None` for the newest."""
