@@ -22,6 +22,7 @@ from retrieval.errors import ImageError
 from retrieval.images.load import OpenedImage, content_sha256, open_bytes, read_bytes
 from retrieval.images.location import Location, locate
 from retrieval.images.preprocess import Preprocess
+from retrieval.machine.malloc import keep_images
 from retrieval.machine.resources import cores
 from retrieval.progress import Progress
 
@@ -125,6 +126,7 @@ def read_ahead(
 
     There is a thread for each core, or `threads`.
     """
+    keep_images()
     threads = threads or cores()
     budget, ahead = _Budget(PIXELS_IN_FLIGHT), files_ahead(threads)
 
@@ -134,7 +136,7 @@ def read_ahead(
             data = read_bytes(places[0])
         except ImageError as error:
             return [error] * len(places)
-        found = list[Decoded | KnownFile | ImageError]()
+        found: list[Decoded | KnownFile | ImageError] = []
         shared = _Shared(budget)
         for where in places:
             try:
@@ -194,7 +196,7 @@ class _Shared:
 
 def _pictures(paths: Iterable[Path | Location]) -> Iterator[list[Location]]:
     """Yield each place, and the parts of one picture that follow each other together, up to 16."""
-    together = list[Location]()
+    together: list[Location] = []
     for where in map(locate, paths):
         if together and (len(together) == _PARTS or where.whole != together[0].whole or not where.box):
             yield together

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from retrieval.errors import ImageError, InputError, LookalikeError
+from retrieval.machine.malloc import keep_tensors
 from retrieval.progress import Progress
 from train.config import FITTED_INITS
 from train.data import DataSet
@@ -25,7 +26,6 @@ from train.loop.choice import EpochChoice
 from train.loop.compilation import compiled_parts
 from train.loop.hard_classes import HardClasses
 from train.loop.interruption import Interrupted, Interruption
-from train.loop.malloc import keep_freed_memory
 from train.loop.network import build_network
 from train.loop.optimization import build_optimizer, rate_factor, set_learning_rates, update_ema
 from train.loop.pair_division import metric_of
@@ -85,7 +85,7 @@ class Trainer:
         self.group.limit_waiting(LONGEST_START)
         device = self.group.device
         if device.type == "cpu":
-            keep_freed_memory()
+            keep_tensors()
         self.show = show_progress and self.group.is_main
         self.data = TrainingData(dataset, config, self.group, run.folder, show_progress=self.show)
         self.sampler = self.data.sampler
