@@ -131,47 +131,62 @@ def _unrolled_steps(
     solved in plain arithmetic on [G] tensors. With products of matrices they are a dozen.
 
     Returns:
-        Row potentials over epsilon [G, n], 1 / epsilon [G, 1], and the steps in which any class moved.
+        Row potentials over epsilon [G, n], 1 / epsilon [G, 1], and the most steps that a class took.
     """
-    costs, root = cost.unbind(1), groups.column[:, 0].sqrt()  # [G, B] each
-    rows = [torch.zeros_like(value) for value in groups.row.unbind(1)]  # [G] each
-    row = groups.row.unbind(1)
-    each = groups.each.unbind(1)
-    ridge = _RIDGE[cost.dtype]
-    sharpness = torch.full_like(row[0], 1 / _START)
-    moved = []
+    rows = torch.zeros_like(groups.row)
+    sharpness = torch.full_like(rows[:, 0], 1 / _START)
+    taken = torch.zeros_like(sharpness)
     for _ in range(steps):
-        logits = [r[:, None] - c * sharpness[:, None] for r, c in zip(rows, costs, strict=True)]
-        peak = functools.reduce(torch.maximum, logits)
-        shares = [(value - peak).exp() for value in logits]
-        scale = root / sum(shares)
-        plan = [value * scale for value in shares]
-        sums = [(value * root).sum(1) for value in plan]
-        products = [[(a * b).sum(1) for b in plan[: i + 1]] for i, a in enumerate(plan)]
-        residual = [wanted - found for wanted, found in zip(row, sums, strict=True)]
-        error = sum(value.abs() for value in residual)
-        active = (error >= tolerance) | (sharpness < 1 / epsilon)
-        system = [
-            [
-                each[i] * each[j] - products[i][j] + (sums[i] + ridge * each[i] if i == j else 0)
-                for j in range(i + 1)
-            ]
-            for i in range(len(rows))
+        rows, sharpness, taken = _unrolled_step(
+            rows, sharpness, taken, cost, groups.column[:, 0], groups.row, groups.each, epsilon, tolerance
+        )
+    return rows, sharpness[:, None], taken.max()  # a class that has converged stays so
+
+
+@torch.compiler.nested_compile_region
+def _unrolled_step(
+    rows: Tensor,
+    sharpness: Tensor,
+    taken: Tensor,
+    cost: Tensor,
+    column: Tensor,
+    wanted: Tensor,
+    share: Tensor,
+    epsilon: float,
+    tolerance: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Take one step of `_unrolled_steps`, which is compiled once for all of them."""
+    costs, root = cost.unbind(1), column.sqrt()  # [G, B] each
+    row, each, old = wanted.unbind(1), share.unbind(1), rows.unbind(1)  # [G] each
+    ridge = _RIDGE[cost.dtype]
+    logits = [r[:, None] - c * sharpness[:, None] for r, c in zip(old, costs, strict=True)]
+    peak = functools.reduce(torch.maximum, logits)
+    shares = [(value - peak).exp() for value in logits]
+    scale = root / sum(shares)
+    plan = [value * scale for value in shares]
+    sums = [(value * root).sum(1) for value in plan]
+    products = [[(a * b).sum(1) for b in plan[: i + 1]] for i, a in enumerate(plan)]
+    residual = [target - found for target, found in zip(row, sums, strict=True)]
+    error = sum(value.abs() for value in residual)
+    active = (error >= tolerance) | (sharpness < 1 / epsilon)
+    system = [
+        [
+            each[i] * each[j] - products[i][j] + (sums[i] + ridge * each[i] if i == j else 0)
+            for j in range(i + 1)
         ]
-        newton = _solve_unrolled(system, residual)
-        centre = sum(value * share for value, share in zip(newton, each, strict=True))
-        newton = [value - centre for value in newton]
-        reach = functools.reduce(torch.maximum, [value.abs() for value in newton])
-        damping = reach.log1p() / reach.clamp(min=1e-30)
-        sharper = (sharpness * (1 + (1 / _SHRINK - 1) * (error < _GATE))).clamp(max=1 / epsilon)
-        growth = sharper / sharpness
-        rows = [
-            torch.where(active, (r + damping * value) * growth, r)
-            for r, value in zip(rows, newton, strict=True)
-        ]
-        sharpness = sharper
-        moved.append(active)
-    return torch.stack(rows, 1), sharpness[:, None], torch.stack(moved).any(1).sum(dtype=cost.dtype)
+        for i in range(len(old))
+    ]
+    newton = _solve_unrolled(system, residual)
+    centre = sum(value * part for value, part in zip(newton, each, strict=True))
+    newton = [value - centre for value in newton]
+    reach = functools.reduce(torch.maximum, [value.abs() for value in newton])
+    damping = reach.log1p() / reach.clamp(min=1e-30)
+    sharper = (sharpness * (1 + (1 / _SHRINK - 1) * (error < _GATE))).clamp(max=1 / epsilon)
+    growth = sharper / sharpness
+    moved = [
+        torch.where(active, (r + damping * value) * growth, r) for r, value in zip(old, newton, strict=True)
+    ]
+    return torch.stack(moved, 1), sharper, taken + active
 
 
 def _solve_unrolled(system: list[list[Tensor]], right: list[Tensor]) -> list[Tensor]:

@@ -5,7 +5,8 @@
 Forward and backward pass are traced on fake tensors of the CPU as a compiler sees them, the graph is moved
 to a device that is described here and is not there, and inductor writes its code for it. Nothing is run. It
 rests on private parts of torch, so a caller must expect it to fail with another version. It changes torch, so
-it has a process of its own. On a GPU there are a few kernels more, as the graph is cut in two.
+it has a process of its own. On a GPU there are a few kernels more: the graph is cut in two, and each step of
+`wasserstein` is a region of its own.
 """
 
 from __future__ import annotations
