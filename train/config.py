@@ -658,9 +658,10 @@ class Config(StrictModel):
         Literal["auto", "none", "network", "loss", "all", "graph"], BeforeValidator(_named_compile)
     ] = Field(
         default="auto",
-        description="What to speed up with torch.compile: auto (the loss on a GPU), none, network (the "
-        "first step takes minutes), loss, all, or graph (the loss, replayed from CUDA graphs on an NVIDIA "
-        "GPU). What cannot be compiled runs without. In older runs true is network, false none.",
+        description="What to speed up with torch.compile: auto (the loss on a GPU, and in runs of 20,000 "
+        "steps or more the network), none, network (the first step takes up to minutes), loss, all, or graph "
+        "(the loss, replayed from CUDA graphs on an NVIDIA GPU). What cannot be compiled runs without. In "
+        "older runs true is network, false none.",
     )
     linear_probe: ProbeLabels | None = Field(
         default=None,

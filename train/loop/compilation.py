@@ -21,11 +21,20 @@ _ADVICE = (r"TensorFloat32 tensor cores", r"\s*Online softmax is disabled")
 Compile = Literal["auto", "none", "network", "loss", "all", "graph"]
 
 
-def compiled_parts(setting: Compile, device: torch.device) -> frozenset[str]:
+# Steps from which a compiled network pays: it saves 8 to 11 ms of each, and takes minutes (docs/gpu.md).
+LONG_RUN = 20_000
+
+
+def compiled_parts(setting: Compile, device: torch.device, *, long_run: bool = False) -> frozenset[str]:
     """Return which of network and loss to compile; with "graph", the loss is replayed from CUDA graphs.
 
     `auto` compiles the loss on a GPU where a trial could: hundreds of small operations become about fifty
-    kernels. The network gains less, and takes minutes.
+    kernels. In a long run it compiles the network as well.
+
+    Args:
+        setting: The setting `compile`.
+        device: Device of the run.
+        long_run: The network takes enough steps that its compilation pays.
 
     Raises:
         InputError: Graphs are asked for on a device that has none.
@@ -44,7 +53,9 @@ def compiled_parts(setting: Compile, device: torch.device) -> frozenset[str]:
     problem = gpu_problem("torch", device.index or 0) if gpus() else None  # AMD's GPUs are not tried
     if problem is not None:
         print_notice(f"compile: the loss runs without: {problem.text}; {problem.repair}")
-    return frozenset(() if problem else ("loss",))
+    if problem is not None:
+        return frozenset()
+    return frozenset(("network", "loss") if long_run else ("loss",))
 
 
 class Compiled:

@@ -18,12 +18,13 @@ from torch.nn.functional import normalize
 from retrieval.errors import ImageError, InputError, LookalikeError
 from retrieval.machine.malloc import keep_tensors
 from retrieval.progress import Progress
+from retrieval.text import print_notice
 from train.config import FITTED_INITS
 from train.data import DataSet
 from train.input.feature_loader import FeatureLoader
 from train.input.loader import LoadedBatch, Loader
 from train.loop.choice import EpochChoice
-from train.loop.compilation import compiled_parts
+from train.loop.compilation import LONG_RUN, compiled_parts
 from train.loop.hard_classes import HardClasses
 from train.loop.interruption import Interrupted, Interruption
 from train.loop.network import build_network
@@ -96,6 +97,10 @@ class Trainer:
         self.optimizer = build_optimizer(
             self.network.model, loss, config.optimizer, auxiliary=auxiliary, fused=device.type == "cuda"
         )
+        parts = compiled_parts(config.compile, device, long_run=backbone is None and self._is_long())
+        if parts and self.epochs and self.show:
+            what = " and the ".join(sorted(parts - {"graph"}, reverse=True))
+            print_notice(f"compile: torch compiles the {what} in the first step, which may take minutes")
         self.take_step = Step(
             self.network.trained,
             loss,
@@ -105,7 +110,7 @@ class Trainer:
             chunk=config.batch.chunk,
             clip=config.optimizer.clip,
             seed=config.seed,
-            compiled=compiled_parts(config.compile, device),
+            compiled=parts,
         )
 
         self.loader: Loader | FeatureLoader
@@ -126,6 +131,12 @@ class Trainer:
         self.surrogates = SurrogateClasses(self.data, source, config) if config.mic.clusters else None
         self.epoch, self.step, self.choice = 0, 0, EpochChoice(config, metric_of(pairs) if pairs else None)
         self.signs = WarningSigns()
+
+    def _is_long(self) -> bool:
+        """Whether compiling the network pays, which was measured with one process and whole batches."""
+        config = self.config
+        plain = self.group.size == 1 and config.batch.chunk is None and not config.deterministic
+        return plain and config.epochs * self.sampler.per_epoch >= LONG_RUN
 
     def _check_steps(self) -> None:
         most = self.config.epochs * self.sampler.per_epoch

@@ -117,10 +117,13 @@ def test_auto_compiles_the_loss_on_a_gpu_that_could_in_a_trial(
     monkeypatch.setattr(compilation, "gpus", lambda: [0, 1])
     monkeypatch.setattr(compilation, "gpu_problem", lambda module, number: None)
     assert compiled_parts("auto", gpu) == {"loss"}
+    assert compiled_parts("auto", gpu, long_run=True) == {"network", "loss"}
+    assert compiled_parts("loss", gpu, long_run=True) == {"loss"}
+    assert compiled_parts("auto", cpu, long_run=True) == set()
     assert capsys.readouterr().err == ""
     failed = Problem("torch", "torch fails on NVIDIA L4: it is stuck", "try again")
     monkeypatch.setattr(compilation, "gpu_problem", lambda module, number: failed if number == 1 else None)
-    assert compiled_parts("auto", torch.device("cuda", 1)) == set()
+    assert compiled_parts("auto", torch.device("cuda", 1), long_run=True) == set()
     assert capsys.readouterr().err == f"compile: the loss runs without: {failed.text}; try again\n"
 
 
