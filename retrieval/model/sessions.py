@@ -89,6 +89,7 @@ def _accelerated(
     if kind not in offered:
         return None
     ort.set_default_logger_severity(4)  # it logs missing libraries at length
+    works = False
     try:
         if name == "cuda":
             if gpu_problem("onnxruntime", runtime.device.index or 0):
@@ -99,8 +100,11 @@ def _accelerated(
         # since it prints on stdout.
         providers = [(kind, runtime.options(name)), CPU]
         session = ort.InferenceSession(data, options, providers=providers, enable_fallback=0)
+        works = session.get_providers()[0] == kind
     except Exception:
         return None
     finally:
-        ort.set_default_logger_severity(2)
-    return session if session.get_providers()[0] == kind else None
+        # A session on CUDA logs an error for each plan of cuDNN that it tries in vain before another one.
+        if not (works and name == "cuda"):
+            ort.set_default_logger_severity(2)
+    return session if works else None
