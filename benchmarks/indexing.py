@@ -3,10 +3,10 @@
 "decoding alone" and "model alone" are the two halves, each with all cores. On an accelerator they run in
 parallel, and the limit is the slower one; on a CPU they share the cores, and the limit is the sum of both.
 The model runs with the batch size that the embedder has measured; "model, 32 a run" shows the gain. "one by
-one" opens, scales and embeds one image at a time with Pillow. All run interleaved for several rounds,
-and the medians are compared. Ours includes the commits but not the start-up: an empty gallery exists, and its
-model is loaded. On a shared machine, CPU time is more reliable than images per second. The default model is
-an untrained ResNet-18 at 224 pixels.
+one" opens, scales and embeds one image at a time with Pillow, 200 at most. All run interleaved for several
+rounds, and the medians are compared. Ours includes the commits but not the start-up: an empty gallery exists,
+its model is loaded, and on a GPU its precision is chosen. On a shared machine, CPU time is more reliable than
+images per second. The default model is an untrained ResNet-18 at 224 pixels.
 
 "the rest" is what an image costs beside decoding and the model: images of 8 pixels, and a function in place
 of the model. The time of the main thread limits the images a second of any number of cores.
@@ -39,9 +39,12 @@ from benchmarks._photographs import write_photographs
 from benchmarks.gallery_scale import commit, machine
 from retrieval import Embedder, Gallery
 from retrieval.images.decode import BATCH, Decoded, decode_ahead
+from retrieval.images.location import Location
+from retrieval.ingest.precision_choice import choose_precision
 from retrieval.machine.resources import cores
 
 MEASURED = 640  # images after which the embedder has chosen its batch size
+SIMPLE = 200  # most images of the simple loop, which takes as many seconds for thousands as all else together
 
 
 def decoding_alone(paths: Sequence[Path], embedder: Embedder) -> None:
@@ -76,8 +79,9 @@ class Rest:
     decoding: float
 
 
-def measure_rest(embedder: Embedder, count: int, folder: Path) -> Rest:
+def measure_rest(model: Path, count: int, folder: Path) -> Rest:
     """Measure what indexing costs beside decoding and the model; the fastest of three runs."""
+    embedder = Embedder(model, device="cpu")  # not run; on a GPU, its precision would be chosen first
     images, random = folder / "tiny", np.random.default_rng(0)
     images.mkdir()
     for number in range(count):
@@ -118,20 +122,23 @@ def compare(images: Path, embedder: Embedder, count: int, rounds: int, folder: P
         images, paths = chosen, sorted(chosen.iterdir())
     files = decode_ahead(paths, embedder.preprocess, side=embedder.preprocess.scaled)
     pixels = [file.pixels for file in files if isinstance(file, Decoded)]
+    few = paths[:SIMPLE]
 
-    def measured(work: Callable[[], object]) -> Taken:
+    def measured(work: Callable[[], object], images: int = len(paths)) -> Taken:
         start, begun = time.perf_counter(), time.process_time()
         work()
-        return Taken((time.perf_counter() - start) / len(paths), (time.process_time() - begun) / len(paths))
+        return Taken((time.perf_counter() - start) / images, (time.process_time() - begun) / images)
 
     def each() -> dict[str, Taken]:
         gallery = Gallery.create(folder / uuid.uuid4().hex, embedder)
+        with gallery.writer.running():  # which a run does once for a gallery, on a GPU
+            choose_precision(gallery, map(Location.parse, paths))
         gallery.embedder.embed_pixels([pixels[i % len(pixels)] for i in range(MEASURED)])
         return {
             "decoding alone": measured(lambda: decoding_alone(paths, embedder)),
             "model alone": measured(lambda: model_alone(pixels, gallery.embedder)),
             "model, 32 a run": measured(lambda: model_in_batches(pixels, gallery.embedder)),
-            "one by one": measured(lambda: one_by_one(paths, embedder)),
+            "one by one": measured(lambda: one_by_one(few, embedder), len(few)),
             "ours": measured(lambda: gallery.add([images])),
         }
 
@@ -179,12 +186,13 @@ def main() -> None:
         folder = Path(name)
         for part in ("images", "model", "galleries"):
             (folder / part).mkdir()
-        embedder = Embedder(args.model or untrained(folder / "model"), device=args.device)
+        model = args.model or untrained(folder / "model")
+        embedder = Embedder(model, device=args.device)
         if args.images is None:
             write_photographs(folder / "images", args.count, 1, tuple(args.size))
         images = args.images or folder / "images"
         taken = compare(images, embedder, args.count, args.rounds, folder / "galleries")
-        rest = measure_rest(embedder, args.tiny, folder)
+        rest = measure_rest(model, args.tiny, folder)
     for name, one in taken.items():
         print(f"{name:16}{1 / one.seconds:10.1f} images/s{1000 * one.processor:10.2f} ms of CPU time each")
     ours, decoding, model = (taken[name] for name in ("ours", "decoding alone", "model alone"))

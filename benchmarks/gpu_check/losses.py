@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.gpu_check.results import Row, limited
+from benchmarks.gpu_check.results import Row, Verdict
 from benchmarks.gpu_check.workload import Workload
 from train import losses
 from train.loop.compilation import Compiled
@@ -26,7 +26,8 @@ TIMED = (
     {"name": "n-pair", "negatives": "symmetric"},
     {"name": "triplet", "regularizers": [{"name": "wasserstein"}]},
 )
-SHARES = {"resnet50": 0.02, "timm:vit_small_patch16_224": 0.10}  # largest share of a step at 128 images
+SHARES = {"resnet50": 0.02, "timm:vit_small_patch16_224": 0.10}  # largest share of a step
+JUDGED = 128  # images of such a step
 
 
 def specifications() -> list[dict[str, Any]]:
@@ -150,13 +151,17 @@ def shares(device: torch.device, steps: dict[str, float], batch: int) -> Iterato
     """
     for spec in TIMED:
         for way, taken in loss_seconds(spec, device, batch).items():
+            parts, numbers, missed = [], {"seconds": taken}, False
+            judged = way == "compiled" and batch == JUDGED
             for backbone, step in steps.items():
-                what = f"{describe(spec)}, {way}: share of a step of {backbone.removeprefix('timm:')}"
-                note = f", {1000 * taken:.2f} ms"
-                if way == "compiled" and backbone in SHARES:
-                    yield limited(what, 100 * taken / step, 100 * SHARES[backbone], "%", note=note)
-                else:
-                    yield Row(what, f"{100 * taken / step:.2g}%{note}", "", {"value": 100 * taken / step})
+                name, share = backbone.removeprefix("timm:"), taken / step
+                limit = SHARES.get(backbone) if judged else None
+                parts.append(f"{share:.1%} of {name}" + (f" (limit {limit:.0%})" if limit else ""))
+                numbers[name] = share
+                missed |= limit is not None and share > limit
+            what = f"{describe(spec)}, {way}, {batch}: share of a step"
+            verdict: Verdict = "FAILED" if missed else "ok" if judged else ""
+            yield Row(what, f"{1000 * taken:.2f} ms: {', '.join(parts)}", verdict, numbers)
 
 
 def loss_seconds(spec: dict[str, Any], device: torch.device, batch: int) -> dict[str, float]:

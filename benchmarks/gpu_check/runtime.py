@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import numpy as np
 
 from benchmarks.gpu_check.results import Row, limited
-from benchmarks.gpu_check.workload import Workload, lookalike
+from benchmarks.gpu_check.workload import Workload, lookalike, module
 from retrieval import Embedder, Gallery
 from retrieval.machine.devices import Device
 from retrieval.model.embedder import measure_latency
@@ -72,7 +70,7 @@ def indexing(work: Workload) -> Iterator[Row]:
     }
     count = f"--count={4 * work.classes}"
     arguments = [count, *(f"--{name}={value}" for name, value in options.items())]
-    subprocess.run([sys.executable, "-m", "benchmarks.indexing", *arguments], check=True, capture_output=True)
+    module("benchmarks.indexing", *arguments)
     measured = json.loads(file.read_text())
     taken = {name: 1 / one["seconds"] for name, one in measured["taken"].items()}
     ratio = measured["ratios"]["of the speed of the slower half"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from safetensors.torch import load_file
 
 from benchmarks.gpu_check.losses import forbidden_reads, seconds, shares, wait
 from benchmarks.gpu_check.results import Row, Verdict, limited
-from benchmarks.gpu_check.workload import Workload, lookalike, settings
+from benchmarks.gpu_check.workload import Workload, lookalike, module, settings
 from retrieval import Preprocess
 from train.config import Config, ModelConfig
 from train.experiments.memory import PeakMemory
@@ -140,7 +139,7 @@ def rates(work: Workload) -> Iterator[Row]:
         "json": file,
     }
     options = [f"--{name}={value}" for name, value in arguments.items()]
-    subprocess.run([sys.executable, "-m", "benchmarks.training", *options], check=True, capture_output=True)
+    module("benchmarks.training", *options)
     (row,) = json.loads(file.read_text())["rows"]
     note = ", ".join(f"{name} {row[name]:.0f}" for name in ("model", "loader", "whole", "worker"))
     verdict: Verdict = "ok" if row["ratio"] >= WHOLE else "FAILED"

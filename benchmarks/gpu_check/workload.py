@@ -112,11 +112,16 @@ def lookalike(*arguments: str, check: bool = True) -> subprocess.Popen[str]:
         arguments: Arguments of `lookalike`.
         check: Wait for its end and raise an error with its last lines if it fails.
     """
-    command = [sys.executable, "-m", "lookalike", *arguments]
+    return module("lookalike", *arguments, check=check)
+
+
+def module(*words: str, check: bool = True) -> subprocess.Popen[str]:
+    """Run a module, whose name comes first, as `lookalike` runs its commands."""
+    command = [sys.executable, "-m", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if check:
         output, _ = process.communicate()
         if process.returncode:
-            tail = "\n".join(output.splitlines()[-5:])
-            raise RuntimeError(f"lookalike {' '.join(arguments[:2])} failed: {tail}")
+            tail = " ".join(output.split()[-40:])
+            raise RuntimeError(f"{' '.join(words[:3])} failed: ... {tail}")
     return process
