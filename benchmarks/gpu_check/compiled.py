@@ -1,10 +1,10 @@
-"""Losses as torch runs them and compiled: time, host time and kernels; and work recorded as a CUDA graph."""
+"""Losses as torch runs them and compiled: time, host time and kernels."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from benchmarks.gpu_check.workload import Workload
 from train import losses
 from train.loop.compilation import Compiled
 
-T = TypeVar("T")
 DIM = 512
 CASES: tuple[dict[str, Any], ...] = (
     {"name": "triplet", "negatives": "optimal"},
@@ -59,25 +58,6 @@ def one(spec: dict[str, Any], batch: int, device: torch.device) -> Iterator[Row]
 
 def step(loss: Callable[..., Tensor], x: Tensor, labels: Tensor) -> Callable[[], Tensor]:
     return lambda: torch.autograd.grad(loss(x, labels), x)[0]
-
-
-def captured(work: Callable[[], T]) -> Callable[[], T]:
-    """Return a function that replays the work from a CUDA graph and returns the same tensors each time."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            work()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = work()
-
-    def replay() -> T:
-        graph.replay()
-        return found
-
-    return replay
 
 
 def timed(what: str, work: Callable[[], Tensor], device: torch.device, found: dict[str, Tensor]) -> Row:

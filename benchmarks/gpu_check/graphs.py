@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.gpu_check.compiled import CASES, captured
+from benchmarks.gpu_check.compiled import CASES
 from benchmarks.gpu_check.losses import (
     TOLERANCE,
     describe,
@@ -22,6 +22,7 @@ from benchmarks.gpu_check.results import Row
 from benchmarks.gpu_check.workload import Workload
 from train.loop.compilation import Compiled
 
+T = TypeVar("T")
 STEPS = 5  # of changing inputs; the first warms up, the second records
 Found = list[tuple[Tensor, ...]]
 
@@ -112,6 +113,25 @@ def replay(spec: dict[str, Any], device: torch.device) -> Found:
         torch.manual_seed(number)
         found.append(tuple(part.clone() for part in again() if part is not None))
     return found
+
+
+def captured(work: Callable[[], T]) -> Callable[[], T]:
+    """Return a function that replays the work from a CUDA graph and returns the same tensors each time."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = work()
+
+    def replay() -> T:
+        graph.replay()
+        return found
+
+    return replay
 
 
 def gradients(loss: nn.Module, x: Tensor) -> list[Tensor]:

@@ -21,7 +21,7 @@ _ADVICE = (r"TensorFloat32 tensor cores", r"\s*Online softmax is disabled")
 Compile = Literal["auto", "none", "network", "loss", "all", "graph"]
 
 
-# Steps from which a compiled network pays: it saves 8 to 11 ms of each, and takes minutes (docs/gpu.md).
+# Steps from which a compiled network pays: it saves 8 to 11 ms of each (docs/gpu.md).
 LONG_RUN = 20_000
 
 
@@ -53,7 +53,6 @@ def compiled_parts(setting: Compile, device: torch.device, *, long_run: bool = F
     problem = gpu_problem("torch", device.index or 0) if gpus() else None  # AMD's GPUs are not tried
     if problem is not None:
         print_notice(f"compile: the loss runs without: {problem.text}; {problem.repair}")
-    if problem is not None:
         return frozenset()
     return frozenset(("network", "loss") if long_run else ("loss",))
 
