@@ -30,7 +30,8 @@ import torch
 from benchmarks.gallery_scale import machine
 from export.graph import to_onnx
 from retrieval import metrics
-from retrieval.images.decode import Decoded, decode_ahead
+from retrieval.images.decode import decode_ahead
+from retrieval.images.picture import Decoded
 from retrieval.metrics import per_query
 from retrieval.metrics.statistics import bootstrap_intervals
 from train import data

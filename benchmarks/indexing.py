@@ -38,8 +38,9 @@ from PIL import Image
 from benchmarks._photographs import write_photographs
 from benchmarks.gallery_scale import commit, machine
 from retrieval import Embedder, Gallery
-from retrieval.images.decode import BATCH, Decoded, decode_ahead
+from retrieval.images.decode import BATCH, decode_ahead
 from retrieval.images.location import Location
+from retrieval.images.picture import Decoded
 from retrieval.ingest.precision_choice import choose_precision
 from retrieval.machine.resources import cores
 
@@ -109,17 +110,26 @@ class Taken:
     processor: float
 
 
+def choose(paths: Sequence[Path], count: int, folder: Path) -> list[Path]:
+    """Fill a folder with links to files, and with copies that differ in bytes after their end."""
+    folder.mkdir()
+    for number in range(count):
+        file, source = folder / f"{number}.jpg", paths[number % len(paths)].resolve()
+        if number < len(paths):
+            file.symlink_to(source)
+        else:
+            file.write_bytes(source.read_bytes() + str(number).encode())
+    return sorted(folder.iterdir())
+
+
 def compare(images: Path, embedder: Embedder, count: int, rounds: int, folder: Path) -> dict[str, Taken]:
     """Return the times of each contender, without the first round, which warms up."""
     paths = sorted(path for path in images.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
     if not paths:
         raise SystemExit(f"{images}: no JPEG files in it")
-    if len(paths) > count:  # copy as many of them to a separate folder
-        chosen = folder / "chosen"
-        chosen.mkdir()
-        for number, path in enumerate(paths[:count]):
-            (chosen / f"{number}.jpg").symlink_to(path.resolve())
-        images, paths = chosen, sorted(chosen.iterdir())
+    if len(paths) != count:
+        images = folder / "chosen"
+        paths = choose(paths, count, images)
     files = decode_ahead(paths, embedder.preprocess, side=embedder.preprocess.scaled)
     pixels = [file.pixels for file in files if isinstance(file, Decoded)]
     few = paths[:SIMPLE]
@@ -175,7 +185,9 @@ def main() -> None:
     parser.add_argument(
         "--size", type=int, nargs=2, default=(500, 375), help="width and height of generated images"
     )
-    parser.add_argument("--count", type=int, default=96, help="images per round")
+    parser.add_argument(
+        "--count", type=int, default=96, help="images per round; files are repeated if there are fewer"
+    )
     parser.add_argument("--tiny", type=int, default=2000, help='images of "the rest"')
     parser.add_argument("--model", type=Path)
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")

@@ -237,7 +237,8 @@ def models(folder: Path, stack: ExitStack) -> Iterator[Pair | Absent]:
     from benchmarks._photographs import write_photographs
     from benchmarks._servers import processor_seconds, serving
     from retrieval import Embedder, Gallery, load_image
-    from retrieval.images.decode import Decoded, decode_ahead
+    from retrieval.images.decode import decode_ahead
+    from retrieval.images.picture import Decoded
 
     embedder = Embedder(indexing.untrained(folder), threads=1)
     paths = write_photographs(folder / "images", 64, 1)

@@ -9,7 +9,8 @@ from itertools import islice
 import numpy as np
 
 from retrieval.errors import InputError
-from retrieval.images.decode import Decoded, decode_ahead
+from retrieval.images.decode import decode_ahead
+from retrieval.images.picture import Decoded
 from retrieval.images.preprocess import Preprocess
 from retrieval.model.training_images import TrainingImages
 from train import data

@@ -67,9 +67,9 @@ SETTINGS = ("pydantic", "safetensors")  # of losses, and of a training
 CHECKS = {
     "ceilings": Check("ceilings:ceilings", limit=60),
     "losses": Check("losses:compare", SETTINGS[:1]),
-    "compiled": Check("compiled:compiled", SETTINGS[:1], 180),
+    "compiled": Check("compiled:compiled", SETTINGS[:1], 300),
     "graphs": Check("graphs:graphs", SETTINGS[:1], 180),
-    "steps": Check("training:steps", SETTINGS),
+    "steps": Check("training:steps", SETTINGS, 300),
     "networks": Check("training:networks", SETTINGS, 180),
     "precision": Check("training:precision", SETTINGS, 180),
     "resume": Check("training:resume", SETTINGS, 180),

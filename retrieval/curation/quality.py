@@ -16,7 +16,8 @@ from PIL import Image
 from retrieval.errors import ImageError
 from retrieval.galleries.items import Item
 from retrieval.galleries.searchable import SearchableGallery
-from retrieval.images.decode import Decoded, decode_ahead
+from retrieval.images.decode import decode_ahead
+from retrieval.images.picture import Decoded
 from retrieval.progress import Progress
 
 SIDE = (

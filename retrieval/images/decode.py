@@ -1,26 +1,34 @@
-"""Read-ahead: read and decode files in a thread pool while the model processes the previous batch.
+"""Read-ahead: read and decode files in threads or processes while the model processes the previous batch.
 
 Memory use besides the model: one file per decoding thread (at most `load.MAX_BYTES` bytes); decoded images of
 `PIXELS_IN_FLIGHT` pixels in all, at 9 to 12 bytes per pixel, or one larger image; for each thread the pixels
-of the picture whose parts it decodes, at 3 bytes per pixel; `files_ahead()` preprocessed images.
+of the picture whose parts it decodes, at 3 bytes per pixel; `files_ahead()` preprocessed images. On machines
+with many cores there may be a process per thread as well, of about 50 MB, with its share of as many decoded
+pixels again, and 32 preprocessed images per thread.
 """
 
 from __future__ import annotations
 
+import pickle
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from threading import Condition
+from pickle import PickleBuffer
+from threading import Lock, local
+from time import perf_counter
 
 import numpy as np
 
 from retrieval.errors import ImageError
-from retrieval.images.load import OpenedImage, content_sha256, open_bytes, read_bytes
+from retrieval.images import decoders
+from retrieval.images.decoders import DecodingProcess, Request
+from retrieval.images.load import read_bytes
 from retrieval.images.location import Location, locate
+from retrieval.images.picture import Budget, Decoded, File, KnownFile, PictureReader
 from retrieval.images.preprocess import Preprocess
 from retrieval.machine.malloc import keep_images
 from retrieval.machine.resources import cores
@@ -29,30 +37,9 @@ from retrieval.progress import Progress
 BATCH = 32
 PIXELS_IN_FLIGHT = 64_000_000
 _PARTS = 16  # of one picture that are decoded in one go
-
-
-@dataclass(frozen=True)
-class Decoded:
-    """A decoded file.
-
-    Attributes:
-        pixels: Preprocessed image, uint8 [H, W, 3], or whatever array `preprocess` returns.
-        content_sha256: SHA-256 of the file.
-        width: Width of the full upright image, in pixels.
-        height: Height of the full upright image, in pixels.
-    """
-
-    pixels: np.ndarray
-    content_sha256: str
-    width: int
-    height: int
-
-
-@dataclass(frozen=True)
-class KnownFile:
-    """A file whose SHA-256 is known, so that it was not decoded."""
-
-    content_sha256: str
+# Processes in place of threads: from so many cores on, if in the time of so many files a run has waited for
+# them for so much of it. They read several pictures at a time, and are sent files of up to so many bytes.
+_MANY, _JUDGED, _MUCH, _TOGETHER, _SENT = 4, 1024, 0.25, 16, 32 * 2**20
 
 
 @dataclass(frozen=True)
@@ -72,25 +59,121 @@ class EmbeddedFiles:
     bad: list[ImageError]
 
 
-class _Budget:
-    """Limit on the pixels being decoded at a time; a larger image takes the whole budget."""
+class _Readers:
+    """Reads pictures in threads; where cores are many, each thread soon has a process of its own do it.
 
-    def __init__(self, pixels: int) -> None:
-        self._total = self._free = pixels
-        self._changed = Condition()
+    A file takes Python's lock for about 0.15 ms, so threads read a few thousand files a second at most. With
+    processes it is a tenth of that. They open files themselves, and are sent the bytes of those in tar files
+    and remote storage, whose tables and connections are here.
 
-    @contextmanager
-    def holding(self, pixels: int) -> Iterator[None]:
-        share = min(pixels, self._total)
-        with self._changed:
-            self._changed.wait_for(lambda: self._free >= share)
-            self._free -= share
+    Args:
+        reader: Reader of one picture.
+        known: See `read_ahead`.
+        threads: Number of threads.
+    """
+
+    def __init__(self, reader: PictureReader, known: Callable[[str], bool], threads: int) -> None:
+        self._reader, self._known, self._threads = reader, known, threads
+        self._budget = Budget(PIXELS_IN_FLIGHT)
+        self._setup: bytes | None = None  # of the processes, while there are any
+        self._may_start = decoders.POSSIBLE and threads >= _MANY
+        self._files, self._waited, self._since = 0, 0.0, perf_counter()
+        self._own = local()
+        self._all: list[DecodingProcess] = []
+        self._lock, self._closed = Lock(), False
+
+    @property
+    def together(self) -> int:
+        """Number of pictures that a thread takes at once."""
+        return 1 if self._setup is None else _TOGETHER
+
+    @property
+    def ahead(self) -> int:
+        """Number of files that are read ahead."""
+        return files_ahead(self._threads) if self._setup is None else 2 * self._threads * _TOGETHER
+
+    def note(self, files: int, waited: float) -> None:
+        """Note the seconds that a run has waited for files; begin with processes if it does little else."""
+        self._files, self._waited = self._files + files, self._waited + waited
+        if not self._may_start or self._files < _JUDGED:
+            return
+        passed = perf_counter() - self._since
+        if self._waited > _MUCH * passed:
+            self._may_start = False
+            with suppress(Exception):  # a function that cannot be pickled
+                self._setup = pickle.dumps((self._reader, PIXELS_IN_FLIGHT // self._threads))
+        self._files, self._waited, self._since = 0, 0.0, perf_counter()
+
+    def read(self, pictures: Sequence[Sequence[Location]], *, again: bool = True) -> list[File]:
+        """Return what is at each place of each picture, in a thread.
+
+        Args:
+            pictures: Places in each picture.
+            again: Read a picture once more if that ended the process.
+        """
+        process = self._process()
+        if process is None:
+            return [file for places in pictures for file in self._read_here(places)]
         try:
-            yield
-        finally:
-            with self._changed:
-                self._free += share
-                self._changed.notify_all()
+            answers = process.ask([_request(places) for places in pictures])
+        except (OSError, EOFError):
+            self._own.process = None
+            if again:
+                return [file for places in pictures for file in self.read([places], again=False)]
+            detail = f"its decoder was ended by {process.end()}: it is damaged, or there is too little memory"
+            return [ImageError(str(where), ImageError.DAMAGED, detail) for where in chain(*pictures)]
+        found: list[File] = []
+        for places, answer in zip(pictures, answers, strict=True):
+            found += self._read_here(places) if answer is None else map(self._without_known, answer)
+        return found
+
+    def stop(self) -> None:
+        """End the processes, so that no thread waits for one."""
+        with self._lock:
+            self._closed = True
+            for process in self._all:
+                process.kill()
+
+    def close(self) -> None:
+        """Free the processes, after the threads have ended."""
+        for process in self._all:
+            process.close()
+
+    def _process(self) -> DecodingProcess | None:
+        """Return the process of this thread, if it is to have one."""
+        process: DecodingProcess | None = getattr(self._own, "process", None)
+        if process is not None or self._setup is None:
+            return process
+        try:
+            process = DecodingProcess(self._setup)
+        except (OSError, EOFError):  # too little memory, or a function that it cannot import
+            self._setup = None
+            return None
+        self._own.process = process
+        with self._lock:
+            self._all.append(process)
+            if self._closed:
+                process.kill()
+        return process
+
+    def _read_here(self, places: Sequence[Location]) -> list[File]:
+        return self._reader.read(places, self._budget, self._known)
+
+    def _without_known(self, file: File) -> File:
+        if isinstance(file, Decoded) and self._known(file.content_sha256):
+            return KnownFile(file.content_sha256)
+        return file
+
+
+def _request(places: Sequence[Location]) -> Request:
+    """Return what a process needs to read a picture; `None` if it cannot."""
+    if places[0].kind == "file":
+        return places, None
+    try:
+        data = read_bytes(places[0])
+    except ImageError:  # which is found again here
+        return None
+    return (places, PickleBuffer(data)) if len(data) <= _SENT else None
 
 
 def decode_ahead(
@@ -98,17 +181,15 @@ def decode_ahead(
     preprocess: Callable[[np.ndarray], np.ndarray],
     *,
     side: int | None = None,
-    ahead: int = 2 * BATCH,
 ) -> Iterator[Decoded | ImageError]:
-    """Decode files in threads and yield them in order. See the module for the memory use.
+    """Decode files and yield them in order. See the module for the memory use.
 
     Args:
         paths: Image files.
         preprocess: Function from an upright RGB image, uint8 [H, W, 3], to an array, such as a `Preprocess`.
         side: Length to which `preprocess` scales the shorter side; see `retrieval.images.load.load_image`.
-        ahead: Largest number of files that are read ahead.
     """
-    for file in read_ahead(paths, preprocess, side=side, known=lambda _: False, ahead=ahead):
+    for file in read_ahead(paths, preprocess, side=side, known=lambda _: False):
         assert not isinstance(file, KnownFile)
         yield file
 
@@ -119,79 +200,37 @@ def read_ahead(
     *,
     side: int | None,
     known: Callable[[str], bool],
-    ahead: int = 2 * BATCH,
     threads: int | None = None,
-) -> Generator[Decoded | KnownFile | ImageError]:
+) -> Generator[File]:
     """Decode files as `decode_ahead` does, except files whose SHA-256 is `known`.
 
-    There is a thread for each core, or `threads`.
+    There is a thread for each core, or `threads`. From 8 on, if the run waits for them, each gets a process
+    to decode in, which decodes known files as well.
     """
     keep_images()
     threads = threads or cores()
-    budget, ahead = _Budget(PIXELS_IN_FLIGHT), files_ahead(threads)
-
-    def read(places: Sequence[Location]) -> list[Decoded | KnownFile | ImageError]:
-        """Read a picture, and decode it for each of its parts."""
-        try:
-            data = read_bytes(places[0])
-        except ImageError as error:
-            return [error] * len(places)
-        found: list[Decoded | KnownFile | ImageError] = []
-        shared = _Shared(budget)
-        for where in places:
-            try:
-                content = content_sha256(data, where.box)
-                if known(content):
-                    found.append(KnownFile(content))
-                    continue
-                opened = open_bytes(data, str(where), side=side, box=where.box)
-                with shared.decoded(opened) as (pixels, size):
-                    found.append(Decoded(preprocess(pixels), content, *size))
-            except ImageError as error:
-                found.append(error)
-        return found
-
-    queue: deque[tuple[Future[list[Decoded | KnownFile | ImageError]], int]] = deque()
+    readers = _Readers(PictureReader(preprocess, side), known, threads)
+    queue: deque[tuple[Future[list[File]], int]] = deque()
     pictures, waiting = _pictures(paths), 0
-    with ThreadPoolExecutor(threads, thread_name_prefix="decode") as pool:
+    with closing(readers), ThreadPoolExecutor(threads, thread_name_prefix="decode") as pool:
         try:
             while True:
-                while waiting < ahead and (places := next(pictures, None)):
-                    queue.append((pool.submit(read, places), len(places)))
-                    waiting += len(places)
+                while waiting < readers.ahead and (some := list(islice(pictures, readers.together))):
+                    count = sum(map(len, some))
+                    queue.append((pool.submit(readers.read, some), count))
+                    waiting += count
                 if not queue:
                     return
                 future, count = queue.popleft()
-                yield from future.result()
+                start = perf_counter()
+                found = future.result()
+                readers.note(count, perf_counter() - start)
+                yield from found
                 waiting -= count
         finally:
             for future, _ in queue:
                 future.cancel()
-
-
-class _Shared:
-    """Pixels of a picture of which several parts are decoded, one after the other.
-
-    Args:
-        budget: Pixels that may be decoded at a time.
-    """
-
-    def __init__(self, budget: _Budget) -> None:
-        self._budget = budget
-        self._last: tuple[tuple[int, int], np.ndarray, tuple[int, int]] | None = None
-
-    @contextmanager
-    def decoded(self, opened: OpenedImage) -> Iterator[tuple[np.ndarray, tuple[int, int]]]:
-        """Yield what `OpenedImage.decode` returns, of the pixels of the part before if they are its."""
-        with self._budget.holding(opened.pixels):
-            if opened.box is None:
-                yield opened.decode()
-                return
-            shape = opened.image.size
-            if self._last is None or self._last[0] != shape:
-                self._last = None
-                self._last = shape, *opened.decode_whole()
-            yield opened.cut(self._last[1]), self._last[2]
+            readers.stop()
 
 
 def _pictures(paths: Iterable[Path | Location]) -> Iterator[list[Location]]:
@@ -236,7 +275,7 @@ def embed_files(
     positions: list[int] = []
     contents: list[str] = []
     bad: list[ImageError] = []
-    files = enumerate(decode_ahead(paths, preprocess, side=preprocess.scaled, ahead=2 * batch_size))
+    files = enumerate(decode_ahead(paths, preprocess, side=preprocess.scaled))
     while batch := list(islice(files, batch_size)):
         good = [(i, file) for i, file in batch if isinstance(file, Decoded)]
         bad += [file for _, file in batch if isinstance(file, ImageError)]

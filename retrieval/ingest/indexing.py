@@ -17,8 +17,8 @@ from retrieval.errors import ImageError, InputError, LookalikeError
 from retrieval.files import now
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.images import boxes
-from retrieval.images.decode import KnownFile
 from retrieval.images.location import Location, locate_item
+from retrieval.images.picture import KnownFile
 from retrieval.ingest.admission import Admission, Arrival, Original
 from retrieval.ingest.committer import Batch, Committer, ItemDraft
 from retrieval.ingest.file_plan import changes_of, known_roots, moved_item, plan_indexing

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from retrieval.errors import ImageError
-from retrieval.images.decode import Decoded, KnownFile, read_ahead
+from retrieval.images.decode import read_ahead
 from retrieval.images.location import Location
+from retrieval.images.picture import Decoded, KnownFile
 from retrieval.model.embedder import Embedder
 from retrieval.model.interruption import run_options, use_options
 

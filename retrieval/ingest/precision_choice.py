@@ -12,8 +12,9 @@ import numpy as np
 from retrieval.errors import LookalikeError
 from retrieval.files import now
 from retrieval.galleries.searchable import SearchableGallery
-from retrieval.images.decode import Decoded, read_ahead
+from retrieval.images.decode import read_ahead
 from retrieval.images.location import Location
+from retrieval.images.picture import Decoded
 from retrieval.model.embedder import Embedder
 from retrieval.model.precision import Drift, Precision, measure_drift
 from retrieval.model.sessions import CUDA

@@ -21,8 +21,8 @@ import numpy as np
 
 from retrieval.errors import ImageError, InputError, LookalikeError
 from retrieval.galleries.searchable import SearchableGallery
-from retrieval.images.decode import KnownFile
 from retrieval.images.load import DECODE_POLICY
+from retrieval.images.picture import KnownFile
 from retrieval.ingest.indexing import PlannedFile
 from retrieval.ingest.pipeline import Embedded, EmbeddedBatch
 from retrieval.ingest.ray_workers import Job, WorkerPool, connected, embed_blocks

@@ -9,7 +9,8 @@ from pathlib import Path
 from statistics import median
 
 from retrieval.errors import ImageError
-from retrieval.images.decode import Decoded, decode_ahead
+from retrieval.images.decode import decode_ahead
+from retrieval.images.picture import Decoded
 from retrieval.images.preprocess import Preprocess
 from retrieval.progress import Progress
 from train.data.custom import empty_classes

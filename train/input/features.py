@@ -22,7 +22,8 @@ from torch import Tensor
 
 from retrieval.errors import ImageError
 from retrieval.files import user_cache
-from retrieval.images.decode import Decoded, decode_ahead
+from retrieval.images.decode import decode_ahead
+from retrieval.images.picture import Decoded
 from retrieval.progress import Progress
 from train.config import AugmentConfig, Config
 from train.input.augment import Draws

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retrieval.images.decode import Decoded, decode_ahead
+from retrieval.images.decode import decode_ahead
+from retrieval.images.picture import Decoded
 from train.config import Config
 from train.data import DataSet, class_numbers
 from train.data.splits import divide

@@ -14,7 +14,8 @@ from retrieval.analysis.embeddings import Embeddings
 from retrieval.analysis.selection import NegativeRule, PositiveRule, select_triplets
 from retrieval.analysis.triplets import same_images
 from retrieval.errors import InputError
-from retrieval.images.decode import Decoded, decode_ahead
+from retrieval.images.decode import decode_ahead
+from retrieval.images.picture import Decoded
 from retrieval.reports.figures import COLOURS, GREY, caption
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from PIL import Image
 
 from retrieval import ImageError, Preprocess, load_image
 from retrieval.images import decode
-from retrieval.images.decode import Decoded, KnownFile, decode_ahead, read_ahead
+from retrieval.images.decode import decode_ahead, read_ahead
 from retrieval.images.load import OpenedImage, load_pixels
+from retrieval.images.picture import Decoded, KnownFile
 from retrieval.machine.resources import cores
 from tests.conftest import draw
 
