@@ -39,7 +39,7 @@ PIXELS_IN_FLIGHT = 64_000_000
 _PARTS = 16  # of one picture that are decoded in one go
 # Processes in place of threads: from so many cores on, if in the time of so many files a run has waited for
 # them for so much of it. They read several pictures at a time, and are sent files of up to so many bytes.
-_MANY, _JUDGED, _MUCH, _TOGETHER, _SENT = 4, 1024, 0.25, 16, 32 * 2**20
+_MANY, _JUDGED, _MUCH, _TOGETHER, _SENT = 4, 512, 0.25, 16, 32 * 2**20
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,13 @@ class EmbeddedFiles:
     positions: np.ndarray
     contents: list[str]
     bad: list[ImageError]
+
+
+class _Own(local):
+    """What a thread has of its own."""
+
+    process: DecodingProcess | None = None
+    has_lost_one = False
 
 
 class _Readers:
@@ -78,7 +85,7 @@ class _Readers:
         self._setup: bytes | None = None  # of the processes, while there are any
         self._may_start = decoders.POSSIBLE and threads >= _MANY
         self._files, self._waited, self._since = 0, 0.0, perf_counter()
-        self._own = local()
+        self._own = _Own()
         self._all: list[DecodingProcess] = []
         self._lock, self._closed = Lock(), False
 
@@ -117,7 +124,9 @@ class _Readers:
         try:
             answers = process.ask([_request(places) for places in pictures])
         except (OSError, EOFError):
-            self._own.process = None
+            self._own.process, self._own.has_lost_one = None, True
+            if self._closed:
+                return []
             if again:
                 return [file for places in pictures for file in self.read([places], again=False)]
             detail = f"its decoder was ended by {process.end()}: it is damaged, or there is too little memory"
@@ -140,16 +149,21 @@ class _Readers:
             process.close()
 
     def _process(self) -> DecodingProcess | None:
-        """Return the process of this thread, if it is to have one."""
-        process: DecodingProcess | None = getattr(self._own, "process", None)
-        if process is not None or self._setup is None:
-            return process
+        """Return the process of this thread, if it is to have one. The thread decodes until that is ready.
+
+        After one has ended, it waits for the next: a picture that ends processes is not for this one.
+        """
+        process, setup = self._own.process, self._setup
         try:
-            process = DecodingProcess(self._setup)
+            if process is None and setup is not None:
+                process = self._own.process = self._started(setup)
+            return process if process and process.is_ready(wait=self._own.has_lost_one) else None
         except (OSError, EOFError):  # too little memory, or a function that it cannot import
-            self._setup = None
+            self._setup = self._own.process = None
             return None
-        self._own.process = process
+
+    def _started(self, setup: bytes) -> DecodingProcess:
+        process = DecodingProcess(setup)
         with self._lock:
             self._all.append(process)
             if self._closed:

@@ -62,6 +62,14 @@ class Channel:
         views = [data[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
         return pickle.loads(head[of_sizes:], buffers=views)
 
+    def has_data(self) -> bool:
+        """Return whether something has arrived, or the other end is gone."""
+        try:
+            self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        return True
+
     def close(self) -> None:
         self._connection.close()
 
@@ -83,7 +91,7 @@ class DecodingProcess:
         setup: See `serve`.
 
     Raises:
-        OSError, EOFError: It could not be started, or not with this setup.
+        OSError: It could not be started.
     """
 
     def __init__(self, setup: bytes) -> None:
@@ -102,12 +110,20 @@ class DecodingProcess:
         except BaseException:
             ours.close()
             raise
-        try:
+        with suppress(OSError):  # it has ended already, as `is_ready` will find
             self._channel.send(setup)
+        self._ready = False
+
+    def is_ready(self, *, wait: bool) -> bool:
+        """Return whether it can be asked, or wait for that.
+
+        Raises:
+            OSError, EOFError: It never will: it has ended, or cannot import what the setup needs.
+        """
+        if not self._ready and (wait or self._channel.has_data()):
             self._channel.receive()
-        except BaseException:
-            self.close()
-            raise
+            self._ready = True
+        return self._ready
 
     def ask(self, request: object) -> Any:
         """Return the answer to a request; raise an `OSError` or `EOFError` if the process has ended."""

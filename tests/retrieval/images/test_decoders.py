@@ -31,7 +31,7 @@ FATAL = 77  # width of the image that ends its decoder
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[DecodingProcess]:
-    """Let processes begin after 10 files on any machine; return those that were started."""
+    """Let processes begin after 10 files on any machine, which waits for them; return those started."""
     found: list[DecodingProcess] = []
 
     class Recorded(DecodingProcess):
@@ -39,6 +39,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[DecodingProcess]:
             found.append(self)
             super().__init__(setup)
 
+    monkeypatch.setattr(decode._Own, "has_lost_one", True)
     for name, value in {"_MANY": 1, "_JUDGED": 10, "_MUCH": 0.0, "DecodingProcess": Recorded}.items():
         monkeypatch.setattr(decode, name, value)
     monkeypatch.setattr(decode, "cores", lambda: 2)
@@ -75,9 +76,16 @@ def in_threads(places: Iterable[Path | Location]) -> list[File]:
         return [*decode_ahead(places, PREPROCESS, side=PREPROCESS.scaled)]
 
 
-def test_results_are_those_of_threads(paths: list[Path], started: list[DecodingProcess]) -> None:
+@pytest.mark.parametrize("wait", [True, False])
+def test_results_are_those_of_threads(
+    paths: list[Path], started: list[DecodingProcess], monkeypatch: pytest.MonkeyPatch, wait: bool
+) -> None:
+    """Also where threads go on until the processes are ready."""
+    monkeypatch.setattr(decode._Own, "has_lost_one", wait)
+    paths = paths if wait else paths * 20
     found = list(decode_ahead(paths, PREPROCESS, side=PREPROCESS.scaled))
     assert len(started) == 2
+    assert any(process._ready for process in started)
     assert_same(found, in_threads(paths))
     assert all(ended(process) for process in started)
 
