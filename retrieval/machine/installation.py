@@ -54,7 +54,7 @@ class Build:
         module: Name of its Python module.
         distribution: Distribution whose files are in use.
         version: Version of that distribution.
-        others: Further distributions with the same module, whose files it has overwritten.
+        others: Further distributions of the module in that folder, whose files it has overwritten.
         cuda: Version of CUDA that it is built for, such as (13, 0); `None` for none or unknown.
         for_cpus: Whether it can only use CPUs.
         folder: Folder of the module.
@@ -107,7 +107,17 @@ def builds(path: Sequence[str] | None = None) -> dict[str, Build | None]:
             mine = name == module or (name.startswith(f"{module}-") and _has(distribution, module))
             if mine and name not in map(_name, known):
                 known.append(distribution)
-    return {module: _build(module, known) if known else None for module, known in found.items()}
+    return {
+        module: _build(module, _in_one_folder(module, known)) if known else None
+        for module, known in found.items()
+    }
+
+
+def _in_one_folder(module: str, known: Sequence[Distribution]) -> list[Distribution]:
+    """Return those of distributions, in the order of the path, that are where Python finds the module."""
+    folders = [Path(str(one.locate_file(module))).resolve() for one in known]
+    first = next((folder for folder in folders if folder.is_dir()), folders[0])
+    return [one for one, folder in zip(known, folders, strict=True) if folder == first]
 
 
 def versions(names: Iterable[str], path: Sequence[str] | None = None) -> dict[str, str]:

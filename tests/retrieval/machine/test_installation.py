@@ -176,6 +176,26 @@ def test_of_both_pairs_that_installed_last_is_in_use(
             assert problem.repair.endswith(f"'lookalike[{extra}]'")
 
 
+@pytest.mark.parametrize("first", [CPU, GPU], ids="+".join)
+def test_of_pairs_in_two_folders_the_first_on_the_path_is_in_use(
+    first: tuple[str, str], tmp_path: Path
+) -> None:
+    """As with PYTHONPATH, `pip --target` or the packages of the user: nothing is overwritten."""
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder, pair in zip(folders, (first, GPU if first is CPU else CPU), strict=True):
+        folder.mkdir()
+        for name in pair:
+            install(folder, name)
+    (tmp_path / "empty").mkdir()
+    found = builds([str(tmp_path / "empty"), *map(str, folders)])
+    assert [build and (build.distribution, build.others) for build in found.values()] == [
+        *((name, ()) for name in first),
+        None,
+    ]
+    wanted = [f"{name} {WHEELS[name][0]} is a build for CPUs" for name in CPU] if first is CPU else []
+    assert texts(found) == wanted
+
+
 def test_builds_for_cpus_beside_a_gpu_are_wrong(tmp_path: Path, elsewhere: None) -> None:
     for name in CPU:
         install(tmp_path, name)
