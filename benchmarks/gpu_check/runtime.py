@@ -68,7 +68,7 @@ def indexing(work: Workload) -> Iterator[Row]:
         "device": work.device,
         "rounds": 1,
     }
-    count = f"--count={16 * work.classes}"  # enough for processes to begin
+    count = f"--count={8 * work.classes}"  # so many that processes begin
     arguments = [count, *(f"--{name}={value}" for name, value in options.items())]
     module("benchmarks.indexing", *arguments)
     measured = json.loads(file.read_text())

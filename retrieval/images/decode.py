@@ -3,7 +3,7 @@
 Memory use besides the model: one file per decoding thread (at most `load.MAX_BYTES` bytes); decoded images of
 `PIXELS_IN_FLIGHT` pixels in all, at 9 to 12 bytes per pixel, or one larger image; for each thread the pixels
 of the picture whose parts it decodes, at 3 bytes per pixel; `files_ahead()` preprocessed images. On machines
-with many cores there may be a process per thread as well, of about 50 MB, with its share of as many decoded
+with many cores there may be a process per thread as well, of about 30 MB, with its share of as many decoded
 pixels again, and 32 preprocessed images per thread.
 """
 
