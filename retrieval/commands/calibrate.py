@@ -14,6 +14,7 @@ from retrieval.commands.device_options import runtime_options
 from retrieval.errors import InputError
 from retrieval.evaluation.calibration_fit import ABSENT, QUERIES, Quality
 from retrieval.evaluation.calibration_fit import calibrate as learn
+from retrieval.evaluation.gallery import hides_training
 from retrieval.gallery import Gallery
 from retrieval.ingest.judgements import read_judgements
 from retrieval.metrics.reliability import BINS
@@ -110,6 +111,11 @@ def calibrate(
     if quality.ece > HIGH_ERROR:
         what = f"the calibration error is {percent(quality.ece)}%"
         print_status(f"{gallery}: {what}; do not rely on the probabilities, label more images")
+    if hides_training(target):
+        print_status(
+            f"{gallery}: the model file does not tell which images the network was trained on; if these are "
+            "among them, the probabilities are too high for new pictures"
+        )
     if report is not None:
         page = document(f"{gallery.name}: calibration", render_calibration(calibration, quality))
         write_file(report, page.encode())

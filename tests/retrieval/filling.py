@@ -30,6 +30,17 @@ def small_gallery(folder: Path, trained_on: TrainingImages | None = None) -> Gal
     return Gallery.create(folder / "g", file)
 
 
+def gallery_of_unknown_training(folder: Path) -> Gallery:
+    """Return an empty gallery of a model whose file does not say what it was trained on."""
+    folder.mkdir(exist_ok=True)
+    file = write_model(folder / "model.onnx")
+    model = onnx.load(file)
+    (entry,) = (entry for entry in model.metadata_props if entry.key == "lookalike.provenance")
+    entry.value = json.dumps({"note": "made elsewhere"})
+    onnx.save(model, file)
+    return Gallery.create(folder / "g", file)
+
+
 def trained_on(contents: list[str], labels: list[str], held_out: list[str] | None = None) -> TrainingImages:
     """Return training images of these SHA-256."""
 

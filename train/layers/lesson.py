@@ -10,7 +10,7 @@ import numpy as np
 
 from retrieval.cli import print_status
 from retrieval.errors import InputError
-from retrieval.evaluation.gallery import learned_images
+from retrieval.evaluation.gallery import hides_training, learned_images
 from retrieval.galleries.searchable import SearchableGallery
 from retrieval.ingest.judgements import connected_components, read_judgements
 from retrieval.text import pluralize
@@ -97,6 +97,11 @@ def print_lesson(gallery: SearchableGallery, lesson: Lesson) -> None:
     print_status(f"{gallery.folder}: {pluralize(images, 'labelled image')} of {classes} classes")
     if lesson.known:
         print_status(left_out_line(lesson.known))
+    if hides_training(gallery):
+        print_status(
+            "the model file does not tell which images the network was trained on; if these are among them, "
+            "the gain is not that of new images"
+        )
 
 
 def left_out_line(images: int) -> str:

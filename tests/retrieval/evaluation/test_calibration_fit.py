@@ -34,7 +34,13 @@ from retrieval.search.calibration import DEPTH, NAME, SAME, write_calibration
 from retrieval.search.options import SearchOptions
 from retrieval.storage.records import FileStamp, NewItem
 from tests.conftest import lookalike_here
-from tests.retrieval.filling import DIM, bare_gallery, small_gallery, trained_on
+from tests.retrieval.filling import (
+    DIM,
+    bare_gallery,
+    gallery_of_unknown_training,
+    small_gallery,
+    trained_on,
+)
 
 CLASSES, EACH = 24, 6
 
@@ -334,8 +340,12 @@ def test_images_that_the_network_was_trained_on_are_no_queries(tmp_path: Path) -
     assert calibrate(gallery, Judgements(labels, []))[1].left_out == trained.sum()
     pairs = [(a, b, labels[a] == labels[b]) for a in ids.tolist() for b in ids[a % 3 :: 4].tolist() if a != b]
     assert calibrate(gallery, Judgements({}, pairs))[1].left_out == trained.sum()
-    out = lookalike_here("calibrate", str(gallery.folder)).stdout
-    assert f"{trained.sum()} images that the network was trained on were no queries" in out
+    done = lookalike_here("calibrate", str(gallery.folder))
+    assert f"{trained.sum()} images that the network was trained on were no queries" in done.stdout
+    note = "the model file does not tell which images the network was trained on"
+    assert note not in done.stderr
+    unknown = filled(tmp_path / "unknown", vectors, EACH, gallery_of_unknown_training(tmp_path / "elsewhere"))
+    assert note in lookalike_here("calibrate", str(unknown.folder)).stderr
 
 
 def test_a_network_that_was_trained_on_all_images_is_not_calibrated(tmp_path: Path) -> None:

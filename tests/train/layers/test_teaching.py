@@ -15,11 +15,11 @@ from retrieval.cli import main
 from retrieval.evaluation.calibration_fit import calibrate
 from retrieval.storage.records import FileStamp, NewItem
 from tests.conftest import lookalike_here
-from tests.retrieval.filling import small_gallery, trained_on
+from tests.retrieval.filling import gallery_of_unknown_training, small_gallery, trained_on
 from train.layers.components import fit_starts
 from train.layers.flow import GalleryTarget
 from train.layers.learning import learn, learn_layer
-from train.layers.lesson import join_pairs, read_lesson
+from train.layers.lesson import join_pairs, print_lesson, read_lesson
 from train.layers.measuring import METRICS, Study, study
 from train.layers.settings import TeachingConfig, explain_teaching, parse_teaching
 from train.layers.whitening import candidates, fit_whitening, gain_by_labels
@@ -269,6 +269,14 @@ def test_images_that_the_network_was_trained_on_teach_nothing(
     facts, err = run(capsys, str(gallery.folder), "--dry-run", "--set", "steps=5", "--set", "folds=2", code=1)
     assert facts["left_out"] == 48
     assert "48 labelled images left out: the network was trained on them" in err
+    note = "the model file does not tell which images the network was trained on"
+    assert note not in err
+    elsewhere = gallery_of_unknown_training(tmp_path / "elsewhere")
+    with elsewhere.store.writing():
+        elsewhere.store.commit(vectors, items)
+    elsewhere.refresh()
+    print_lesson(elsewhere, read_lesson(elsewhere, "gallery"))
+    assert note in capsys.readouterr().err
     images = GalleryTarget(gallery, by_labels=True).images()
     assert images.learned.tolist() == (~new).tolist()
     expected = gain_by_labels(vectors[new], classes[new], candidates(vectors))
