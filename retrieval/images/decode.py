@@ -38,7 +38,7 @@ BATCH = 32
 PIXELS_IN_FLIGHT = 64_000_000
 _PARTS = 16  # of one picture that are decoded in one go
 # Processes in place of threads: from so many cores on, if in the time of so many files a run has waited for
-# them for so much of it. They read several pictures at a time, and are sent files of up to so many bytes.
+# them for so much of it. They read several files at a time, and are sent files of up to so many bytes.
 _MANY, _JUDGED, _MUCH, _TOGETHER, _SENT = 4, 512, 0.25, 16, 32 * 2**20
 
 
@@ -91,7 +91,7 @@ class _Readers:
 
     @property
     def together(self) -> int:
-        """Number of pictures that a thread takes at once."""
+        """Number of files that a thread takes at once."""
         return 1 if self._setup is None else _TOGETHER
 
     @property
@@ -229,7 +229,7 @@ def read_ahead(
     with closing(readers), ThreadPoolExecutor(threads, thread_name_prefix="decode") as pool:
         try:
             while True:
-                while waiting < readers.ahead and (some := list(islice(pictures, readers.together))):
+                while waiting < readers.ahead and (some := _take(pictures, readers.together)):
                     count = sum(map(len, some))
                     queue.append((pool.submit(readers.read, some), count))
                     waiting += count
@@ -260,6 +260,17 @@ def _pictures(paths: Iterable[Path | Location]) -> Iterator[list[Location]]:
             yield [where]
     if together:
         yield together
+
+
+def _take(pictures: Iterator[list[Location]], files: int) -> list[list[Location]]:
+    """Return the next pictures that have so many places together, or a few more."""
+    taken: list[list[Location]] = []
+    for places in pictures:
+        taken.append(places)
+        files -= len(places)
+        if files <= 0:
+            break
+    return taken
 
 
 def files_ahead(threads: int) -> int:

@@ -11,6 +11,7 @@ import tarfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -19,7 +20,7 @@ import pytest
 from retrieval import ImageError, Preprocess
 from retrieval.images import decode
 from retrieval.images.decode import decode_ahead, read_ahead
-from retrieval.images.decoders import POSSIBLE, DecodingProcess
+from retrieval.images.decoders import POSSIBLE, DecodingProcess, Request
 from retrieval.images.location import Location
 from retrieval.images.picture import Decoded, File, KnownFile
 from tests.conftest import draw
@@ -38,6 +39,10 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[DecodingProcess]:
         def __init__(self, setup: bytes) -> None:
             found.append(self)
             super().__init__(setup)
+
+        def ask(self, request: list[Request]) -> Any:  # type: ignore[override]
+            assert sum(len(one[0]) for one in request if one) < 32  # so many files at a time
+            return super().ask(request)
 
     monkeypatch.setattr(decode._Own, "has_lost_one", True)
     for name, value in {"_MANY": 1, "_JUDGED": 10, "_MUCH": 0.0, "DecodingProcess": Recorded}.items():
