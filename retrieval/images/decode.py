@@ -9,15 +9,13 @@ pixels again, and 32 preprocessed images per thread.
 
 from __future__ import annotations
 
-import pickle
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from pickle import PickleBuffer
 from threading import Lock, local
 from time import perf_counter
 
@@ -25,8 +23,7 @@ import numpy as np
 
 from retrieval.errors import ImageError
 from retrieval.images import decoders
-from retrieval.images.decoders import DecodingProcess, Request
-from retrieval.images.load import read_bytes
+from retrieval.images.decoders import DecodingProcess
 from retrieval.images.location import Location, locate
 from retrieval.images.picture import Budget, Decoded, File, KnownFile, PictureReader
 from retrieval.images.preprocess import Preprocess
@@ -38,8 +35,8 @@ BATCH = 32
 PIXELS_IN_FLIGHT = 64_000_000
 _PARTS = 16  # of one picture that are decoded in one go
 # Processes in place of threads: from so many cores on, if in the time of so many files a run has waited for
-# them for so much of it. They read several files at a time, and are sent files of up to so many bytes.
-_MANY, _JUDGED, _MUCH, _TOGETHER, _SENT = 4, 512, 0.25, 16, 32 * 2**20
+# them for so much of it. They read so many files at a time.
+_MANY, _JUDGED, _MUCH, _TOGETHER = 4, 512, 0.25, 16
 
 
 @dataclass(frozen=True)
@@ -107,28 +104,27 @@ class _Readers:
         passed = perf_counter() - self._since
         if self._waited > _MUCH * passed:
             self._may_start = False
-            with suppress(Exception):  # a function that cannot be pickled
-                self._setup = pickle.dumps((self._reader, PIXELS_IN_FLIGHT // self._threads))
+            self._setup = decoders.setup(self._reader, PIXELS_IN_FLIGHT // self._threads)
         self._files, self._waited, self._since = 0, 0.0, perf_counter()
 
-    def read(self, pictures: Sequence[Sequence[Location]], *, again: bool = True) -> list[File]:
+    def read(self, pictures: Sequence[Sequence[Location]], *, again: int = 2) -> list[File]:
         """Return what is at each place of each picture, in a thread.
 
         Args:
             pictures: Places in each picture.
-            again: Read a picture once more if that ended the process.
+            again: How often to read a picture again, alone, if that ended the process.
         """
         process = self._process()
         if process is None:
             return [file for places in pictures for file in self._read_here(places)]
         try:
-            answers = process.ask([_request(places) for places in pictures])
+            answers = process.ask([decoders.request(places) for places in pictures])
         except (OSError, EOFError):
             self._own.process, self._own.has_lost_one = None, True
             if self._closed:
                 return []
             if again:
-                return [file for places in pictures for file in self.read([places], again=False)]
+                return [file for places in pictures for file in self.read([places], again=again - 1)]
             detail = f"its decoder was ended by {process.end()}: it is damaged, or there is too little memory"
             return [ImageError(str(where), ImageError.DAMAGED, detail) for where in chain(*pictures)]
         found: list[File] = []
@@ -177,17 +173,6 @@ class _Readers:
         if isinstance(file, Decoded) and self._known(file.content_sha256):
             return KnownFile(file.content_sha256)
         return file
-
-
-def _request(places: Sequence[Location]) -> Request:
-    """Return what a process needs to read a picture; `None` if it cannot."""
-    if places[0].kind == "file":
-        return places, None
-    try:
-        data = read_bytes(places[0])
-    except ImageError:  # which is found again here
-        return None
-    return (places, PickleBuffer(data)) if len(data) <= _SENT else None
 
 
 def decode_ahead(

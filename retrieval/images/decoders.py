@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
-from pickle import PickleBuffer
 from typing import Any
 
 import numpy as np
 
+from retrieval.errors import ImageError
+from retrieval.images.load import read_bytes
 from retrieval.images.location import Location
 from retrieval.images.picture import File, LimitOfOne, PictureReader, TooLargeError
 from retrieval.machine.malloc import keep_images
@@ -28,9 +29,10 @@ from retrieval.machine.malloc import keep_images
 _ROOT = Path(__file__).resolve().parents[2]
 _PROGRAM = "from retrieval.images.decoders import serve; serve(0)"
 _HEAD = struct.Struct("<QQ")  # bytes of the sizes of all parts, and of the pickle
+_SENT = 32 * 2**20  # most bytes of a file that a process is sent
 POSSIBLE = hasattr(socket, "AF_UNIX") and os.name == "posix"  # a socket is the standard input of a process
 
-Request = tuple[Sequence[Location], PickleBuffer | None] | None
+Request = tuple[Sequence[Location], pickle.PickleBuffer | None] | None
 """Places in a picture, with the bytes of its file if it is not to be opened; `None` for no picture."""
 
 
@@ -88,7 +90,7 @@ class DecodingProcess:
     """A process that runs `serve`.
 
     Args:
-        setup: See `serve`.
+        setup: What the function `setup` returns.
 
     Raises:
         OSError: It could not be started.
@@ -146,12 +148,40 @@ class DecodingProcess:
         self._channel.close()
 
 
+def setup(reader: PictureReader, most: int) -> bytes | None:
+    """Return what a process needs to begin; `None` if it cannot be given the reader's function.
+
+    Args:
+        reader: Reader of a picture.
+        most: Most pixels of an image that the process decodes.
+    """
+    try:
+        return pickle.dumps((reader, most))
+    except Exception:  # pickle raises what it likes
+        return None
+
+
+def request(places: Sequence[Location]) -> Request:
+    """Return what a process needs to read a picture; `None` if it cannot.
+
+    Args:
+        places: Places in the picture.
+    """
+    if places[0].kind == "file":
+        return places, None
+    try:
+        data = read_bytes(places[0])
+    except ImageError:  # which is found again where it is read instead
+        return None
+    return (places, pickle.PickleBuffer(data)) if len(data) <= _SENT else None
+
+
 def serve(number: int) -> None:
     """Read pictures for another process, until it closes the socket.
 
-    It sends a pickled `PictureReader` and the most pixels that an image may have, and gets an answer when all
-    is ready. Then it sends lists of requests, and gets the list of what was found in each picture; `None` in
-    place of one that is too large, which it has to read itself.
+    It sends what `setup` returns, and gets an answer when all is ready. Then it sends lists of what `request`
+    returns, and gets the list of what was found in each picture; `None` in place of one that is too large,
+    which it has to read itself.
 
     Args:
         number: File descriptor of the socket.

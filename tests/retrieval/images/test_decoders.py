@@ -169,11 +169,12 @@ def test_an_image_that_ends_its_decoder_is_unusable(
     assert_same(found, in_threads(paths))
 
 
-def test_killed_processes_lose_nothing(paths: list[Path], started: list[DecodingProcess]) -> None:
+@pytest.mark.parametrize("at", [20, 90])
+def test_killed_processes_lose_nothing(paths: list[Path], started: list[DecodingProcess], at: int) -> None:
     found = []
     for number, file in enumerate(decode_ahead(paths, PREPROCESS, side=PREPROCESS.scaled)):
         found.append(file)
-        if number in (20, 90):
+        if number == at:
             for process in filter(running, started):
                 process.kill()
     assert_same(found, in_threads(paths))
