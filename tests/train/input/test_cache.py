@@ -115,18 +115,18 @@ _OPEN_CACHE = """
 import resource, sys, time
 from pathlib import Path
 from retrieval import Preprocess
-from retrieval.images import decode
+from retrieval.images import picture
 from train.input.cache import open_cache
 from train.input.resize import Resize
 if sys.argv[1] != "-":
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
-read = decode.read_bytes
+read = picture.read_bytes
 def read_slowly(place):
     path = Path(place.path)
     while path.name == "slow.png" and not path.with_name("go").exists():
         time.sleep(0.01)
     return read(place)
-decode.read_bytes = read_slowly
+picture.read_bytes = read_slowly
 cached = open_cache([Path(p) for p in sys.argv[3:]], Resize(Preprocess(size=20, resize=24), whole=True),
             Path(sys.argv[2]), show_progress=True)
 print(cached.pixels.sum(), list(cached.bad))
