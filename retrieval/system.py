@@ -1,4 +1,4 @@
-"""What operating systems do differently: locks, folders on disk, reads at an offset, process groups, memory.
+"""What operating systems do differently: locks, folders on disk, reads at an offset, processes, memory.
 
 Linux on x86-64 is tested; of Windows only the choices made here are, with a stand-in for its locks.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+_ROOT = Path(__file__).resolve().parents[1]
 _WAIT = 0.05  # seconds between two tries for a lock of Windows, which cannot be waited for without a limit
 # Windows locks ranges of bytes, and lets nobody else read or write them. One byte beyond the end leaves the
 # text of a lock file readable.
@@ -82,6 +84,18 @@ def read_at(file: IO[bytes], size: int, start: int) -> bytes:
         return os.pread(file.fileno(), size, start)
     file.seek(start)
     return file.read(size)
+
+
+def python_command(program: str) -> tuple[list[str], dict[str, str]]:
+    """Return the command and the environment of a Python process that runs a program.
+
+    It imports our packages from where this one does, and nothing from the working folder.
+
+    Args:
+        program: Text of the program.
+    """
+    path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")]))
+    return [sys.executable, "-P", "-c", program], {**os.environ, "PYTHONPATH": path}
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:

@@ -203,7 +203,7 @@ def read_ahead(
 ) -> Generator[File]:
     """Decode files as `decode_ahead` does, except files whose SHA-256 is `known`.
 
-    There is a thread for each core, or `threads`. From 8 on, if the run waits for them, each gets a process
+    There is a thread for each core, or `threads`. From 4 on, if the run waits for them, each gets a process
     to decode in, which decodes known files as well.
     """
     keep_images()

@@ -10,12 +10,10 @@ import pickle
 import socket
 import struct
 import subprocess
-import sys
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,8 +23,8 @@ from retrieval.images.load import read_bytes
 from retrieval.images.location import Location
 from retrieval.images.picture import File, LimitOfOne, PictureReader, TooLargeError
 from retrieval.machine.malloc import keep_images
+from retrieval.system import python_command
 
-_ROOT = Path(__file__).resolve().parents[2]
 _PROGRAM = "from retrieval.images.decoders import serve; serve(0)"
 _HEAD = struct.Struct("<QQ")  # bytes of the sizes of all parts, and of the pickle
 _SENT = 32 * 2**20  # most bytes of a file that a process is sent
@@ -37,7 +35,7 @@ Request = tuple[Sequence[Location], pickle.PickleBuffer | None] | None
 
 
 class Channel:
-    """Objects sent through a socket; arrays are received without a copy, and can be written to.
+    """Objects sent through a socket; arrays are received without a copy.
 
     Args:
         connection: Stream socket, which is closed with the channel.
@@ -98,15 +96,15 @@ class DecodingProcess:
 
     def __init__(self, setup: bytes) -> None:
         ours, theirs = socket.socketpair()
-        path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")]))
+        command, environment = python_command(_PROGRAM)
         self._channel = Channel(ours)
         try:
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", _PROGRAM],
+                    command,
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,  # decoders print warnings on stderr
-                    env={**os.environ, "PYTHONPATH": path},
+                    env=environment,
                     process_group=0,  # Ctrl-C is for us: we close it
                 )
         except BaseException:
@@ -143,7 +141,7 @@ class DecodingProcess:
 
     def close(self) -> None:
         """End it, and free what belongs to it."""
-        self._process.kill()
+        self.kill()
         self._process.wait()
         self._channel.close()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from typing import Any
 from retrieval.files import atomic_write, user_cache
 from retrieval.machine.devices import Gpu, driver_cuda, gpus
 from retrieval.machine.installation import NAMES, Build, Problem, builds, module_problems
-from retrieval.system import kill_group
+from retrieval.system import kill_group, python_command
 from retrieval.text import print_notice, print_once
 
 ORT_NAMES = {
@@ -35,7 +34,6 @@ ORT_NAMES = {
     "cpu": "CPUExecutionProvider",
 }
 """Names of execution providers in ONNX Runtime, by ours."""
-_ROOT = Path(__file__).resolve().parents[2]
 _SECONDS = 120  # for a trial: torch compiles code, and a driver may compile FAISS's
 _RETRY = 3600
 _MARK = "trial: "  # before what a trial reports: libraries print on stdout, too
@@ -122,14 +120,14 @@ def try_once(build: Build, card: Gpu, *, again: bool = False) -> Trial:
 def run_trial(module: str, number: int | None = None) -> Trial:
     """Load a library in a process of its own, and use it on a GPU; `None` for no GPU."""
     program = f"from retrieval.machine.gpu_trials import report; report({module!r}, {number})"
-    path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")]))
+    command, environment = python_command(program)
     try:
         with TemporaryFile("w+", errors="replace") as output, TemporaryFile("w+", errors="replace") as log:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-c", program],
+                command,
                 stdout=output,
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": path},
+                env=environment,
                 process_group=0,
             )
             code = _wait(process)
