@@ -232,7 +232,8 @@ def _training_remark(
 def _learned(gallery: SearchableGallery, contents: Sequence[str], labels: Sequence[str | None]) -> str | None:
     """Return what the model has learned of images: see `TrainingImages.remark`.
 
-    Which labels a layer learned is not kept: then it is unknown. `None` if there is no readable model.
+    A pretrained backbone has not been trained on them. The parts of a picture have contents of their own,
+    and which labels a layer learned is not kept: then it is unknown. `None` if there is no readable model.
     """
     try:
         model = gallery.embedder
@@ -240,25 +241,24 @@ def _learned(gallery: SearchableGallery, contents: Sequence[str], labels: Sequen
         return None
     if layers_of_labels(model):
         return UNKNOWN
-    if hides_training(gallery):
-        return UNKNOWN
-    if "source" in model.provenance or model.training_images is None:
+    if "source" in model.provenance:
         return ""
+    if model.training_images is None or gallery.manifest.objects:
+        return UNKNOWN
     return model.training_images.remark(contents, labels)
 
 
 def hides_training(gallery: SearchableGallery) -> bool:
-    """Return whether the network was trained on images which may be the gallery's, but cannot be compared.
+    """Return whether the model file does not tell on which images the network was trained.
 
-    Its file does not tell them, as one that was made elsewhere or earlier, or the gallery has parts of
-    pictures. A pretrained backbone was trained on others; false if there is no readable model.
+    It is so of one that was made elsewhere or earlier. A pretrained backbone was trained on images of others;
+    false if there is no readable model.
     """
     try:
         model = gallery.embedder
     except LookalikeError:
         return False
-    is_known = model.training_images is not None and not gallery.manifest.objects
-    return "source" not in model.provenance and not is_known
+    return model.training_images is None and "source" not in model.provenance
 
 
 def learned_images(
