@@ -24,8 +24,12 @@ PREPROCESS = Preprocess(size=16)
 
 @pytest.fixture
 def paths(tmp_path: Path) -> list[Path]:
-    """A hundred files: images of different sizes, every tenth one invalid."""
-    paths = [tmp_path / f"{number}.png" for number in range(100)]
+    return write_files(tmp_path, 100, "png")
+
+
+def write_files(folder: Path, count: int, suffix: str) -> list[Path]:
+    """Write images of different sizes; every tenth file is invalid."""
+    paths = [folder / f"{number}.{suffix}" for number in range(count)]
     for number, path in enumerate(paths):
         if number % 10 == 3:
             path.write_text("not an image")

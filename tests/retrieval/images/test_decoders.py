@@ -24,6 +24,7 @@ from retrieval.images.decoders import POSSIBLE, DecodingProcess, Request
 from retrieval.images.location import Location
 from retrieval.images.picture import Decoded, File, KnownFile
 from tests.conftest import draw
+from tests.retrieval.images.test_decode import write_files
 
 pytestmark = pytest.mark.skipif(not POSSIBLE, reason="processes need Unix sockets")
 PREPROCESS = Preprocess(size=16)
@@ -54,12 +55,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[DecodingProcess]:
 @pytest.fixture
 def paths(tmp_path: Path) -> list[Path]:
     """Two hundred files of different sizes, every tenth one invalid; one is missing."""
-    paths = [tmp_path / f"{number}.jpg" for number in range(200)]
-    for number, path in enumerate(paths):
-        if number % 10 == 3:
-            path.write_text("not an image")
-        else:
-            draw(number, (20 + number % 7, 30)).save(path)
+    paths = write_files(tmp_path, 200, "jpg")
     paths[150].unlink()
     return paths
 
@@ -220,16 +216,15 @@ def test_early_stop_ends_the_processes(paths: list[Path], started: list[Decoding
 
 def test_processes_end_with_a_killed_one(paths: list[Path], tmp_path: Path) -> None:
     program = f"""
-import sys, time
 from pathlib import Path
 from retrieval import Preprocess
 from retrieval.images import decode
 decode._MANY, decode._JUDGED, decode._MUCH = 1, 10, 0.0
-start = decode.DecodingProcess.__init__
-def told(self, setup):
-    start(self, setup)
-    print(self._process.pid, flush=True)
-decode.DecodingProcess.__init__ = told
+class Printed(decode.DecodingProcess):
+    def __init__(self, setup):
+        super().__init__(setup)
+        print(self._process.pid, flush=True)
+decode.DecodingProcess = Printed
 decode.cores = lambda: 2
 for _ in decode.decode_ahead([Path({str(paths[0])!r})] * 10**6, Preprocess(size=16)):
     pass
